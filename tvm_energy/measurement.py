@@ -1,0 +1,135 @@
+"""How a kernel is to be measured, and what came out: plain data, no devices.
+
+Units are in the names: ``_s`` seconds, ``_j`` joules, ``_w`` watts, ``_mhz``, ``_c`` degrees Celsius.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasurementPlan:
+    """How one kernel is measured (see ``protocol.py`` for the time line).
+
+    Attributes:
+        warmup_s: load applied before the first window, so that clocks and power settle.
+        window_s: length of one window. It opens and closes on an update of the sensor.
+        min_windows: windows measured at least. A standard error needs two.
+        max_windows: windows measured at most.
+        target_relative_stderr: windows are added until standard error / energy is at most this.
+        budget_s: device time that the whole measurement may take, warm-up included.
+        chunk_s: launches are queued in chunks of about this length; the sensor is read while a
+            chunk runs, so that reading does not leave the device idle.
+        net_of_idle: subtract idle power x time. Gross joules (False) are what the bill says.
+        seed: seed of the random data in the argument buffers.
+    """
+
+    warmup_s: float = 0.5
+    window_s: float = 1.0
+    min_windows: int = 2
+    max_windows: int = 4
+    target_relative_stderr: float = 0.01
+    budget_s: float = 8.0
+    chunk_s: float = 0.02
+    net_of_idle: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("window_s", "budget_s", "chunk_s", "target_relative_stderr"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
+        if self.warmup_s < 0:
+            raise ValueError(f"warmup_s must not be negative, got {self.warmup_s}")
+        if not 1 <= self.min_windows <= self.max_windows:
+            raise ValueError(
+                "windows must satisfy 1 <= min_windows <= max_windows, "
+                f"got {self.min_windows} and {self.max_windows}"
+            )
+
+
+#: Finalists: longer windows, and at least three of them, interleaved ABAB.
+FINALIST_PLAN = MeasurementPlan(
+    window_s=2.0, min_windows=3, max_windows=5, target_relative_stderr=0.005, budget_s=20.0
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnergyMeasurement:
+    """Energy of one launch of a kernel, measured.
+
+    Attributes:
+        energy_j: joules a launch (mean over the windows).
+        stderr_j: standard error of ``energy_j``: spread of the windows and resolution of the sensor.
+        latency_s: device seconds a launch, from the same windows.
+        launches: launches inside the windows.
+        windows: number of windows.
+        window_s: seconds inside the windows, summed.
+        sensor_updates: updates of the sensor inside the windows.
+        method: ``counter`` (cumulative energy), ``power_integral`` (integrated instant power),
+            ``power_average`` (sensor's own average).
+        meter: ``nvml``, ``rapl``, ``simulated``, ...
+        scope: what the sensor sees: ``gpu``, ``module``, ``memory``, ``package``.
+        clock_mhz: core clock observed under load; None where it cannot be read.
+        temperature_c: at the end; None where it cannot be read.
+        throttle_reasons: names of what limited the clock during the measurement.
+        idle_power_w: idle power that was subtracted; None for gross joules.
+        device_s: device time spent on the whole measurement, warm-up included.
+        quality: ``good``, or a short reason for doubt.
+        simulated: True when the device is a simulation.
+    """
+
+    energy_j: float
+    stderr_j: float
+    latency_s: float
+    launches: int
+    windows: int
+    window_s: float
+    sensor_updates: int
+    method: str
+    meter: str
+    scope: str
+    clock_mhz: float | None = None
+    temperature_c: float | None = None
+    throttle_reasons: tuple[str, ...] = ()
+    idle_power_w: float | None = None
+    device_s: float = 0.0
+    quality: str = "good"
+    simulated: bool = False
+
+    @property
+    def power_w(self) -> float:
+        """Mean power over the windows: joules a launch over seconds a launch."""
+        return self.energy_j / self.latency_s
+
+    @property
+    def relative_stderr(self) -> float:
+        """Standard error as a part of the energy."""
+        return self.stderr_j / self.energy_j
+
+    def to_json(self) -> dict[str, Any]:
+        """All attributes as JSON values."""
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        values["throttle_reasons"] = list(self.throttle_reasons)
+        return values
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> EnergyMeasurement:
+        """The inverse of `to_json`; unknown keys are ignored.
+
+        Raises:
+            KeyError, TypeError, ValueError: when a value is missing or of the wrong type.
+        """
+        names = {field.name for field in dataclasses.fields(cls)}
+        known = {key: value for key, value in values.items() if key in names}
+        known["throttle_reasons"] = tuple(known.get("throttle_reasons", ()))
+        measurement = cls(**known)
+        if not (measurement.energy_j > 0 and measurement.latency_s > 0):
+            raise ValueError(
+                f"energy_j and latency_s must be positive, got {measurement.energy_j!r} "
+                f"and {measurement.latency_s!r}"
+            )
+        return measurement

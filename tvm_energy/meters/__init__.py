@@ -1,0 +1,1 @@
+"""Energy meters: one file for each kind of sensor."""

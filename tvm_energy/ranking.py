@@ -1,0 +1,146 @@
+"""Which kernel of a task is the fastest, which is chosen, and which are as good within the error.
+
+The one place that decides a winner: the search, the database, replay and reports all call it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tvm_energy.measurement import EnergyMeasurement
+from tvm_energy.objective import Objective
+from tvm_energy.records import CandidateRecord, FinalRecord, Record
+
+#: Two energies are told apart when they differ by more than this many standard errors of the difference.
+TIE_SIGMA = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernel:
+    """What is known of one kernel.
+
+    Attributes:
+        key: hash of its schedule trace.
+        latency_s: seconds a launch; from the finalists' windows where it was one.
+        measured: its energy measurement, or None.
+        predicted_energy_j: the model's belief; None without one.
+        final: True when `measured` comes from the finalists' long, interleaved windows.
+    """
+
+    key: str
+    latency_s: float
+    measured: EnergyMeasurement | None = None
+    predicted_energy_j: float | None = None
+    final: bool = False
+
+    @property
+    def energy_j(self) -> float | None:
+        """Measured joules a launch; None when the energy was not measured."""
+        return None if self.measured is None else self.measured.energy_j
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """The outcome for one task.
+
+    Attributes:
+        fastest: the kernel of least latency among those that could win.
+        best: the kernel that the objective chooses.
+        ties: kernels that are as good as `best` within the error of the measurements, `best` left out.
+    """
+
+    fastest: Kernel
+    best: Kernel
+    ties: tuple[Kernel, ...] = ()
+
+
+def costs(kernels: Sequence[Kernel], objective: Objective, best_latency_s: float) -> list[float]:
+    """Cost of each kernel from measured values; infinite where a needed energy was not measured."""
+    latency_s = np.array([kernel.latency_s for kernel in kernels])
+    energy_j = np.array(
+        [np.nan if kernel.energy_j is None else kernel.energy_j for kernel in kernels]
+    )
+    values = objective.cost(latency_s, energy_j, best_latency_s)
+    return [float(value) if np.isfinite(value) else float("inf") for value in values]
+
+
+def choose(kernels: Iterable[Kernel], objective: Objective) -> Choice | None:
+    """Fastest, chosen and tied kernels; None when no kernel can win.
+
+    Only a measured kernel wins: where the objective needs energy, kernels without a measurement are
+    left out. Finalists, where there are any, are compared among themselves alone, because their
+    windows were interleaved and so share temperature and clocks. Where two energies lie within
+    `TIE_SIGMA` standard errors, they tie, and the faster one wins.
+    """
+    pool = [kernel for kernel in kernels if kernel.measured or not objective.needs_energy]
+    if any(kernel.final for kernel in pool):
+        pool = [kernel for kernel in pool if kernel.final]
+    if not pool:
+        return None
+    fastest = min(pool, key=lambda kernel: kernel.latency_s)
+    values = dict(zip(pool, costs(pool, objective, fastest.latency_s), strict=True))
+    leader = min(pool, key=lambda kernel: values[kernel])
+    if not objective.needs_energy:
+        return Choice(fastest=fastest, best=leader)
+    tied = [
+        kernel
+        for kernel in pool
+        if np.isfinite(values[kernel]) and _indistinguishable(kernel, leader, values)
+    ]
+    best = min(tied, key=lambda kernel: kernel.latency_s)
+    return Choice(
+        fastest=fastest, best=best, ties=tuple(kernel for kernel in tied if kernel is not best)
+    )
+
+
+def _indistinguishable(kernel: Kernel, leader: Kernel, values: dict[Kernel, float]) -> bool:
+    """True when the cost difference lies within the error that the energies bring."""
+    if kernel is leader:
+        return True
+    a, b = kernel.measured, leader.measured
+    if a is None or b is None:
+        return False
+    relative_error = float(np.hypot(a.relative_stderr, b.relative_stderr))
+    return values[kernel] - values[leader] <= TIE_SIGMA * relative_error * values[leader]
+
+
+def kernels_by_workload(records: Iterable[Record]) -> dict[str, dict[str, Kernel]]:
+    """All kernels that ran, by workload hash and key, with finalists' measurements put in.
+
+    A kernel that a continued run met again keeps its first latency and any measured energy.
+    """
+    kernels: dict[str, dict[str, Kernel]] = {}
+    finals: list[FinalRecord] = []
+    for record in records:
+        if isinstance(record, CandidateRecord) and record.latency_s is not None:
+            known = kernels.setdefault(record.workload, {}).get(record.key)
+            kernels[record.workload][record.key] = Kernel(
+                key=record.key,
+                latency_s=known.latency_s if known else record.latency_s,
+                measured=record.measured or (known.measured if known else None),
+                predicted_energy_j=record.predicted_energy_j,
+            )
+        elif isinstance(record, FinalRecord):
+            finals.append(record)
+    for final in finals:
+        put_final(kernels.setdefault(final.workload, {}), final)
+    return kernels
+
+
+def put_final(kernels: dict[str, Kernel], final: FinalRecord) -> None:
+    """Replace a kernel's latency and energy by those of its final measurement.
+
+    Finals are compared among themselves only while they are up to date: when kernels were added
+    after them (a run was continued), they count as ordinary measurements.
+    """
+    known = kernels.get(final.key)
+    kernels[final.key] = Kernel(
+        key=final.key,
+        latency_s=final.measured.latency_s,
+        measured=final.measured,
+        predicted_energy_j=known.predicted_energy_j if known else None,
+        final=final.candidates == len(kernels),
+    )
