@@ -53,7 +53,7 @@ class _BuilderCore:
         jobs = []
         for index, item in enumerate(build_inputs):
             name = module_hash(item.mod)
-            known = self._history.artifact_of(name)
+            known = self._history.placeholder(name, self._folder)
             if known is not None:
                 results[index] = BuilderResult(known, None)
             else:
@@ -66,6 +66,11 @@ class _BuilderCore:
                 self._history.built(path, name)
             results[index] = BuilderResult(path, None if error is None else f"build: {error}")
         return [results[index] for index in range(len(build_inputs))]
+
+    def build_again(self, mod: Any, target: Any) -> tuple[str | None, str | None]:
+        """Build one module whether it is on record or not: (path, None) or (None, reason)."""
+        ((path, error),) = self._pool.map(self._build, [(mod, target, self._folder)])
+        return path, error
 
     def close(self) -> None:
         """Remove what was built and not yet removed."""

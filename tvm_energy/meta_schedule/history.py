@@ -7,29 +7,38 @@ nothing is built, run or measured twice.
 
 from __future__ import annotations
 
-_PREFIX = "recorded:"
+import os
+import tempfile
+
+_PREFIX = "recorded."
 
 
 class History:
-    """Latencies by module hash, and module hashes by artifact.
+    """Latencies by module hash, and module hashes by artifact."""
 
-    Args:
-        latency_s: seconds a launch, by module hash.
-    """
-
-    def __init__(self, latency_s: dict[str, float] | None = None) -> None:
-        self._latency_s = dict(latency_s or {})
+    def __init__(self) -> None:
+        self._latency_s: dict[str, float] = {}
         self._module_of: dict[str, str] = {}
 
-    def artifact_of(self, module: str) -> str | None:
-        """A placeholder path when the module's latency is on record, else None."""
-        return _PREFIX + module if module in self._latency_s else None
+    def add(self, latency_s: dict[str, float]) -> None:
+        """Take in latencies (seconds a launch) by module hash."""
+        self._latency_s.update(latency_s)
+
+    def placeholder(self, module: str, folder: str) -> str | None:
+        """An artifact path that stands for a module on record, else None.
+
+        It lies in a folder of its own, which MetaSchedule removes after the round like any other.
+        """
+        if module not in self._latency_s:
+            return None
+        return os.path.join(tempfile.mkdtemp(dir=folder), _PREFIX + module)
 
     def recorded_latency_s(self, artifact_path: str) -> float | None:
         """The latency on record for a placeholder, None for a real artifact."""
-        if not artifact_path.startswith(_PREFIX):
+        name = os.path.basename(artifact_path)
+        if not name.startswith(_PREFIX):
             return None
-        return self._latency_s[artifact_path.removeprefix(_PREFIX)]
+        return self._latency_s[name.removeprefix(_PREFIX)]
 
     def built(self, artifact_path: str, module: str) -> None:
         """Remember which module an artifact holds."""
@@ -37,6 +46,7 @@ class History:
 
     def module_of(self, artifact_path: str) -> str:
         """Hash of the module in an artifact; empty when it is not ours."""
-        if artifact_path.startswith(_PREFIX):
-            return artifact_path.removeprefix(_PREFIX)
+        name = os.path.basename(artifact_path)
+        if name.startswith(_PREFIX):
+            return name.removeprefix(_PREFIX)
         return self._module_of.pop(artifact_path, "")

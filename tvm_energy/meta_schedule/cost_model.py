@@ -1,0 +1,61 @@
+"""The cost model that MetaSchedule's search asks: latency and energy predicted, scored by the objective."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from tvm.ir.utils import derived_object
+from tvm.s_tir.meta_schedule.cost_model import PyCostModel
+from tvm.s_tir.meta_schedule.feature_extractor import PerStoreFeature
+
+from tvm_energy.features import pool
+from tvm_energy.meta_schedule.traces import workload_hash
+from tvm_energy.session import Session
+
+
+class FeatureReader:
+    """Ansor's per-store features of candidates, pooled into one vector each."""
+
+    def __init__(self) -> None:
+        self._extractor = PerStoreFeature(extract_workload=False)
+
+    def __call__(self, context: Any, candidates: Any) -> np.ndarray:
+        """Features, shape (n_candidates, n_features)."""
+        rows = self._extractor.extract_from(context, candidates)
+        return pool([row.numpy() for row in rows])
+
+
+@derived_object
+class EnergyCostModel(PyCostModel):
+    """Scores candidates for the evolutionary search.
+
+    Learning happens in the measure callback, which alone knows what energy was measured; so `update`
+    has nothing to do. `load` and `save` keep the model as JSON.
+
+    Args:
+        session: predicts and scores.
+    """
+
+    def __init__(self, session: Session) -> None:
+        super().__init__()
+        self.session = session
+        self.features = FeatureReader()
+
+    def load(self, path: str) -> None:
+        """Load the energy model from a JSON file."""
+        self.session.model.load(path)
+
+    def save(self, path: str) -> None:
+        """Save the energy model as a JSON file."""
+        self.session.model.save(path)
+
+    def update(self, context: Any, candidates: Any, results: Any) -> None:
+        """Nothing: see the class's text."""
+
+    def predict(self, context: Any, candidates: Any) -> np.ndarray:
+        """Scores, shape (n,), float64; higher is better."""
+        if len(candidates) == 0:
+            return np.zeros(0, dtype="float64")
+        features = self.features(context, candidates)
+        return self.session.scores(workload_hash(context.mod), features).astype("float64")

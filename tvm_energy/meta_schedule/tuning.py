@@ -1,0 +1,737 @@
+"""Energy-aware tuning: `run` for the command line, `tune_tir`, `tune_relax` and `options` for scripts.
+
+The parts are joined here and nowhere else: device, session, and the objects that MetaSchedule calls.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import signal
+import threading
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+# compat comes first: it refuses a TVM / tvm-ffi pair that would crash.
+from tvm_energy.meta_schedule.compat import import_tensor_intrinsics, versions
+
+# isort: split
+import numpy as np
+from tvm.s_tir import meta_schedule as ms
+
+from tvm_energy import records as rec
+from tvm_energy.energy_model.xgb import XgbKernelModel
+from tvm_energy.errors import ConfigurationError, MeterUnavailable, TvmEnergyError
+from tvm_energy.measurement import FINALIST_PLAN, EnergyMeasurement, MeasurementPlan
+from tvm_energy.meta_schedule.callback import EnergyCallback
+from tvm_energy.meta_schedule.cost_model import EnergyCostModel, FeatureReader
+from tvm_energy.meta_schedule.database import ObjectiveDatabase
+from tvm_energy.meta_schedule.device import Artifact, TuningDevice, open_device
+from tvm_energy.meta_schedule.runner import argument_infos
+from tvm_energy.meta_schedule.task_scheduler import EnergyTaskScheduler
+from tvm_energy.meta_schedule.traces import workload_hash
+from tvm_energy.objective import DEFAULT_OBJECTIVE, Objective, parse_objective
+from tvm_energy.policy import parse_policy
+from tvm_energy.progress import Progress, SilentProgress
+from tvm_energy.session import Session
+from tvm_energy.work_dir import load, locked_work_dir
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_POLICY = "snr"
+DEFAULT_FINALISTS = 4
+
+#: Kernels of earlier runs whose features are read again, so that the model starts with what it knew.
+_RELEARNED_PER_TASK = 256
+
+#: Arguments of the stock tune functions that concern a task's context, not the tuner.
+_CONTEXT_OPTIONS = ("space", "special_space", "strategy", "num_tuning_cores")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TuningTask:
+    """One kernel to tune.
+
+    Attributes:
+        name: shown to the user.
+        mod: a PrimFunc, or an IRModule with one.
+        weight: how often the network calls it.
+    """
+
+    name: str
+    mod: Any
+    weight: float = 1.0
+
+
+class Interrupted(TvmEnergyError):
+    """The user pressed Ctrl-C; everything so far is on disk."""
+
+
+def run(
+    tasks: Sequence[TuningTask],
+    *,
+    device: str | TuningDevice = "auto",
+    work_dir: Path,
+    trials: int,
+    trials_per_round: int = 64,
+    objective: str = DEFAULT_OBJECTIVE,
+    policy: str = DEFAULT_POLICY,
+    seed: int | None = None,
+    plan: MeasurementPlan | None = None,
+    finalists: int = DEFAULT_FINALISTS,
+    target: Any = None,
+    population: int | None = None,
+    progress: Progress | None = None,
+    stock: Mapping[str, Any] | None = None,
+) -> ObjectiveDatabase:
+    """Tune tasks and leave everything in the work directory.
+
+    Args:
+        tasks: what to tune.
+        device: see `open_device`; or an open device.
+        work_dir: an earlier run in it, of the same device, is continued.
+        trials: candidates tried in all, those of earlier runs in the directory included.
+        trials_per_round: candidates a round.
+        objective: see `tvm_energy.objective`.
+        policy: see `tvm_energy.policy`.
+        seed: of the whole run; None draws one.
+        plan: how one kernel's energy is measured.
+        finalists: kernels of each task that are measured again at the end; 0 for none.
+        target: TVM target instead of the device's own.
+        population: of the evolutionary search; None for MetaSchedule's 512.
+        progress: is told how it goes.
+        stock: arguments of MetaSchedule's own ``tune_tir`` that replace what we would use:
+            ``builder``, ``runner``, ``cost_model``, ``database``, ``space``, ``strategy``, ...
+
+    Raises:
+        ConfigurationError: a wrong argument.
+        MeterUnavailable: the objective needs energy, and the device has no meter.
+        WorkDirError, RecordFormatError: the work directory cannot be used.
+        Interrupted: Ctrl-C.
+    """
+    _check_counts(tasks, trials, trials_per_round, finalists)
+    stock = dict(stock or {})
+    if population is not None:
+        stock["strategy"] = ms.search_strategy.EvolutionarySearch(population_size=population)
+    with locked_work_dir(Path(work_dir)), _opened(device, target) as opened:
+        engine = _Engine.open(
+            opened,
+            Path(work_dir),
+            objective=objective,
+            policy=policy,
+            seed=seed,
+            plan=plan,
+            progress=progress or SilentProgress(),
+            database=stock.pop("database", None),
+        )
+        try:
+            engine.tune(tasks, trials, trials_per_round, stock)
+            engine.measure_finalists(finalists)
+        finally:
+            engine.progress.finished()
+            engine.log.close()
+        return engine.database
+
+
+def _check_counts(tasks: Sequence[TuningTask], trials: int, per_round: int, finalists: int) -> None:
+    if not tasks:
+        raise ConfigurationError("there is nothing to tune: no tasks were given")
+    for name, value, least in (
+        ("trials", trials, 1),
+        ("trials per round", per_round, 1),
+        ("finalists", finalists, 0),
+    ):
+        if value < least:
+            raise ConfigurationError(f"{name} must be at least {least}, got {value}")
+
+
+@contextlib.contextmanager
+def _opened(device: str | TuningDevice, target: Any) -> Iterator[TuningDevice]:
+    if not isinstance(device, str):
+        yield device
+        return
+    opened = open_device(device, target)
+    try:
+        yield opened
+    finally:
+        opened.close()
+
+
+@dataclass
+class _Engine:
+    """The joined parts of one run."""
+
+    device: TuningDevice
+    session: Session
+    database: Any
+    log: rec.RecordLog
+    plan: MeasurementPlan
+    objective: Objective
+    progress: Progress
+    seed: int
+    resumed: int
+    stop: _StopFlag
+    finals_objective: str | None = None
+
+    @classmethod
+    def open(
+        cls,
+        device: TuningDevice,
+        work_dir: Path,
+        *,
+        objective: str,
+        policy: str,
+        seed: int | None,
+        plan: MeasurementPlan | None,
+        progress: Progress,
+        database: Any = None,
+    ) -> _Engine:
+        """Join the parts and take over what the work directory holds."""
+        parsed = parse_objective(objective, max_power_w=device.max_power_w)
+        if parsed.needs_energy and device.meter is None:
+            raise MeterUnavailable(
+                f"objective {parsed.spec!r} needs energy, which cannot be measured on {device.spec}: "
+                f"{device.no_meter_reason} Use --objective latency, or a simulated device such as "
+                "sim:a100."
+            )
+        plan = plan or MeasurementPlan()
+        chosen_policy = parse_policy(policy if parsed.needs_energy else "none")
+        if seed is None:
+            seed = int(np.random.default_rng().integers(1, 2**30))
+        earlier = comparable(load(work_dir, str(device.identity["uuid"])), plan, progress)
+        log = rec.RecordLog(work_dir)
+        log.append(
+            rec.Header(
+                device=device.identity,
+                meter=device.meter,
+                objective=parsed.spec,
+                policy=chosen_policy.spec,
+                plan=dataclasses.asdict(plan),
+                versions=versions(),
+                seed=seed,
+                created=rec.now(),
+            )
+        )
+        log.flush()
+        session = Session(
+            objective=parsed,
+            policy=chosen_policy,
+            model=XgbKernelModel(seed=seed),
+            log=log,
+            rng=np.random.default_rng(seed),
+        )
+        session.restore(earlier)
+        tried = [record for record in earlier if isinstance(record, rec.CandidateRecord)]
+        device.history.add(
+            {r.module: r.latency_s for r in tried if r.module and r.latency_s is not None}
+        )
+        if not isinstance(database, ms.database.Database):
+            database = ms.database.JSONDatabase(work_dir=str(work_dir))
+        return cls(
+            device=device,
+            session=session,
+            database=ObjectiveDatabase(database, session),
+            log=log,
+            plan=plan,
+            objective=parsed,
+            progress=progress,
+            seed=seed,
+            resumed=len(tried),
+            stop=_StopFlag(),
+            finals_objective=_last_objective(earlier),
+        )
+
+    def parts(self) -> dict[str, Any]:
+        """What MetaSchedule is given, by the names of its arguments."""
+        return {
+            "builder": self.device.builder,
+            "runner": self.device.runner,
+            "database": self.database,
+            "cost_model": EnergyCostModel(self.session),
+            # Ours stands before the stock callback that removes the artifacts.
+            "measure_callbacks": [
+                ms.measure_callback.AddToDatabase(),
+                EnergyCallback(self.session, self.device, self.plan),
+                ms.measure_callback.RemoveBuildArtifact(),
+            ],
+            "task_scheduler": EnergyTaskScheduler(
+                self.session, stop=lambda: self.stop.requested, seed=self.seed
+            ),
+        }
+
+    # -- searching -----------------------------------------------------------------------------
+
+    def tune(
+        self, tasks: Sequence[TuningTask], trials: int, per_round: int, stock: Mapping[str, Any]
+    ) -> None:
+        """Search; a task that makes TVM fail is set aside, and the others go on."""
+        import_tensor_intrinsics()
+        names = {workload_hash(normalized(task.mod)): task.name for task in tasks}
+        done = self.resumed
+        left = {workload_hash(normalized(task.mod)): task for task in tasks}
+
+        def on_round(workload: str, record: rec.RoundRecord) -> None:
+            nonlocal done
+            done += record.candidates
+            self.progress.round_finished(names.get(workload, workload), record, done)
+
+        self.session.on_round = on_round
+        self.progress.started(
+            [task.name for task in tasks], trials, str(self.device.identity["name"]), self.resumed
+        )
+        for workload, task in left.items():
+            self.session.add_task(workload, task.name, float(task.weight))
+        self._say_resumed(trials)
+        self._relearn(left)
+        with self.stop.listening(self.progress):
+            while left and done < trials and not self.stop.requested:
+                failed = self._search(left, trials - done, per_round, stock)
+                if failed is None:
+                    break
+                del left[failed]
+        if self.stop.requested:
+            raise Interrupted(
+                f"stopped after {done} of {trials} trials; the same command continues from there"
+            )
+
+    def _search(
+        self, tasks: dict[str, TuningTask], trials: int, per_round: int, stock: Mapping[str, Any]
+    ) -> str | None:
+        """One call of MetaSchedule's tuner; the workload of the task that failed, or None."""
+        contexts = self._contexts(tasks, stock)
+        if not contexts:
+            return None
+        order = list(contexts)
+        arguments = self.parts() | {k: v for k, v in stock.items() if k not in _CONTEXT_OPTIONS}
+        try:
+            ms.tune_tasks(
+                tasks=[contexts[workload] for workload in order],
+                task_weights=[float(tasks[workload].weight) for workload in order],
+                work_dir=str(self.log.path.parent),
+                max_trials_global=trials,
+                num_trials_per_iter=per_round,
+                **arguments,
+            )
+        except TvmEnergyError:
+            raise
+        except Exception as exc:
+            picker = getattr(arguments["task_scheduler"], "picker", None)
+            if picker is None or picker.last is None:
+                raise
+            workload = order[picker.last]
+            self._set_aside(workload, tasks[workload].name, exc)
+            return workload
+        return None
+
+    def _contexts(self, tasks: dict[str, TuningTask], stock: Mapping[str, Any]) -> dict[str, Any]:
+        """Tune contexts of the tasks whose design space can be generated."""
+        contexts: dict[str, Any] = {}
+        loggers = _file_loggers(self.log.path.parent, [task.name for task in tasks.values()])
+        seeds = ms.utils.fork_seed(self.seed, n=len(tasks))
+        special = stock.get("special_space") or {}
+        for (workload, task), task_logger, seed in zip(
+            list(tasks.items()), loggers, seeds, strict=True
+        ):
+            try:
+                context = ms.TuneContext(
+                    mod=normalized(task.mod),
+                    target=self.device.target,
+                    space_generator=special.get(task.name, stock.get("space", "post-order-apply")),
+                    search_strategy=stock.get("strategy", "evolutionary"),
+                    task_name=task.name,
+                    rand_state=seed,
+                    num_threads=stock.get("num_tuning_cores", "logical"),
+                    logger=task_logger,
+                ).clone()
+                if not context.generate_design_space():
+                    raise ValueError("the design space is empty")
+            except Exception as exc:
+                self._set_aside(workload, task.name, exc)
+                continue
+            contexts[workload] = context
+        return contexts
+
+    def _set_aside(self, workload: str, name: str, exc: Exception) -> None:
+        """Record why a task cannot be tuned (any further)."""
+        reason = _first_line(exc)
+        logger.debug("task %s failed", name, exc_info=exc)
+        self.progress.message(f"task {name} is left out: {reason}")
+        self.log.append(
+            rec.CandidateRecord(
+                workload=workload, key="", round=0, latency_s=None, error=f"schedule: {reason}"
+            )
+        )
+        self.log.flush()
+
+    def _say_resumed(self, trials: int) -> None:
+        if self.resumed:
+            rest = max(0, trials - self.resumed)
+            self.progress.message(
+                f"continuing: {self.resumed} candidates are on record and are not tried again; "
+                f"{rest} trials are left"
+            )
+
+    def _relearn(self, tasks: dict[str, TuningTask]) -> None:
+        """Read the features of earlier runs' best kernels again and fit the model to them."""
+        reader = FeatureReader()
+        for workload in tasks:
+            kernels = self.session.kernels(workload)
+            if not kernels:
+                continue
+            order = self.session.parents(workload, {k: v.latency_s for k, v in kernels.items()})
+            measured = [key for key in order if kernels[key].measured]
+            keys = list(dict.fromkeys(measured + order))[:_RELEARNED_PER_TASK]
+            found = {key: self.database.core.record(workload, key) for key in keys}
+            rows = [(key, record) for key, record in found.items() if record is not None]
+            if not rows:
+                continue
+            context = ms.TuneContext(mod=normalized(tasks[workload].mod), target=self.device.target)
+            features = reader(context, [record.as_measure_candidate() for _, record in rows])
+            self.session.add_features(
+                workload, {key: row for (key, _), row in zip(rows, features, strict=True)}
+            )
+        if self.resumed:
+            self.session.learn()
+
+    # -- finalists -----------------------------------------------------------------------------
+
+    def measure_finalists(self, count: int) -> None:
+        """Measure the best few of each task again, with long, interleaved windows."""
+        if count == 0 or self.device.meter is None:
+            return
+        same_objective = self.finals_objective in (None, self.objective.spec)
+        for workload, name in self.session.task_names().items():
+            if same_objective and self.session.finals_done(workload):
+                continue
+            keys = self.session.finalists(workload, count)
+            if not keys:
+                continue
+            self.progress.finals_started(name)
+            self.session.record_finals(workload, self._measure_again(workload, keys))
+
+    def _measure_again(self, workload: str, keys: Sequence[str]) -> dict[str, EnergyMeasurement]:
+        artifacts: dict[str, Artifact] = {}
+        for key in keys:
+            record = self.database.core.record(workload, key)
+            if record is None:
+                continue
+            candidate = record.as_measure_candidate()
+            path, error = self.device.builder.core.build_again(
+                candidate.sch.mod, self.device.target
+            )
+            if path is None:
+                self.progress.message(f"a finalist could not be built again: {error}")
+                continue
+            artifacts[key] = Artifact(path=path, arguments=argument_infos(candidate.args_info))
+        if not artifacts:
+            return {}
+        results = self.device.measure(list(artifacts.values()), self._finalist_plan())
+        for result in results:
+            if isinstance(result, str):
+                self.progress.message(f"a finalist could not be measured: {result}")
+        return {
+            key: result
+            for key, result in zip(artifacts, results, strict=True)
+            if isinstance(result, EnergyMeasurement)
+        }
+
+    def _finalist_plan(self) -> MeasurementPlan:
+        """The finalists' plan, with longer windows where the user asked for longer ones."""
+        window_s = max(FINALIST_PLAN.window_s, self.plan.window_s)
+        return dataclasses.replace(
+            FINALIST_PLAN,
+            window_s=window_s,
+            budget_s=FINALIST_PLAN.budget_s * window_s / FINALIST_PLAN.window_s,
+            net_of_idle=self.plan.net_of_idle,
+            seed=self.plan.seed,
+        )
+
+
+def comparable(
+    records: Sequence[rec.Record], plan: MeasurementPlan, progress: Progress
+) -> list[rec.Record]:
+    """Earlier records as far as they can be compared: energies of another plan are set aside."""
+    ours = dataclasses.asdict(plan)
+    kept: list[rec.Record] = []
+    same, set_aside = True, 0
+    for record in records:
+        if isinstance(record, rec.Header):
+            same = record.plan == ours
+        elif not same and isinstance(record, rec.FinalRecord):
+            set_aside += 1
+            continue
+        elif not same and isinstance(record, rec.CandidateRecord) and record.measured:
+            set_aside += 1
+            record = dataclasses.replace(record, measured=None)
+        kept.append(record)
+    if set_aside:
+        progress.message(
+            f"{set_aside} energies on record were measured in another way "
+            "(--window-s or another setting differs) and are not used"
+        )
+    return kept
+
+
+def _last_objective(records: Sequence[rec.Record]) -> str | None:
+    specs = [record.objective for record in records if isinstance(record, rec.Header)]
+    return specs[-1] if specs else None
+
+
+def normalized(mod: Any) -> Any:
+    """An IRModule with the single function ``main``, as MetaSchedule makes of every task."""
+    return ms.tune_context._normalize_mod(mod)
+
+
+def _first_line(exc: BaseException) -> str:
+    lines = [line.strip() for line in str(exc).splitlines() if line.strip()]
+    return (lines[-1] if lines else type(exc).__name__)[:300]
+
+
+def _file_loggers(work_dir: Path, names: Sequence[str]) -> list[logging.Logger]:
+    """MetaSchedule's loggers into ``logs/``, without its copy of everything on stdout."""
+    loggers = ms.logging.get_loggers_from_work_dir(str(work_dir), list(names))
+    main = logging.getLogger("tvm.s_tir.meta_schedule")
+    for handler in list(main.handlers):
+        if type(handler) is logging.StreamHandler:
+            main.removeHandler(handler)
+    return loggers
+
+
+class _StopFlag:
+    """Turns the first Ctrl-C into a request to stop after this round, the second into an exit."""
+
+    def __init__(self) -> None:
+        self.requested = False
+
+    @contextlib.contextmanager
+    def listening(self, progress: Progress) -> Iterator[None]:
+        """Watch for Ctrl-C; only the main thread can."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def handle(number: int, frame: types.FrameType | None) -> None:
+            if self.requested:
+                raise KeyboardInterrupt
+            self.requested = True
+            progress.message("stopping after this round; press Ctrl-C again to stop at once")
+
+        previous = signal.signal(signal.SIGINT, handle)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, previous)
+
+
+# -- for scripts -------------------------------------------------------------------------------
+
+
+def tune_tir(
+    mod: Any,
+    target: Any,
+    work_dir: str | Path,
+    max_trials_global: int,
+    *,
+    num_trials_per_iter: int = 64,
+    seed: int | None = None,
+    objective: str = DEFAULT_OBJECTIVE,
+    policy: str = DEFAULT_POLICY,
+    device: str | TuningDevice = "auto",
+    plan: MeasurementPlan | None = None,
+    finalists: int = DEFAULT_FINALISTS,
+    progress: Progress | None = None,
+    **stock: Any,
+) -> ObjectiveDatabase:
+    """Energy-aware counterpart of ``meta_schedule.tune_tir``; same arguments, ours added.
+
+    Args:
+        mod: a PrimFunc, or an IRModule of PrimFuncs.
+        target: TVM target.
+        work_dir: an earlier run of the same device in it is continued.
+        max_trials_global: trials in all, those of earlier runs in `work_dir` included.
+        num_trials_per_iter: candidates a round.
+        seed: of the whole run.
+        objective, policy, plan, finalists, progress: see `run`.
+        device: ``auto`` follows the target: this CPU for ``llvm``, an NVIDIA GPU for ``cuda`` where
+            there is one, else ``sim:a100``.
+        stock: further arguments of the stock function.
+
+    Returns:
+        The database; works in ``with database:``, ``compile_tir`` and ``MetaScheduleApplyDatabase``.
+    """
+    functions = [(v.name_hint, f) for v, f in _primfuncs(mod)]
+    tasks = [TuningTask(name=name, mod=function) for name, function in sorted(functions, key=_name)]
+    return run(
+        tasks,
+        device=_device_for(device, target),
+        target=target,
+        work_dir=Path(work_dir),
+        trials=max_trials_global,
+        trials_per_round=num_trials_per_iter,
+        objective=objective,
+        policy=policy,
+        seed=seed,
+        plan=plan,
+        finalists=finalists,
+        progress=progress,
+        stock=_without_post_optimization(stock),
+    )
+
+
+def tune_relax(
+    mod: Any,
+    params: Any,
+    target: Any,
+    work_dir: str | Path,
+    max_trials_global: int,
+    max_trials_per_task: int | None = None,
+    op_names: Sequence[str] | None = None,
+    *,
+    num_trials_per_iter: int = 64,
+    seed: int | None = None,
+    module_equality: str = "structural",
+    objective: str = DEFAULT_OBJECTIVE,
+    policy: str = DEFAULT_POLICY,
+    device: str | TuningDevice = "auto",
+    plan: MeasurementPlan | None = None,
+    finalists: int = DEFAULT_FINALISTS,
+    progress: Progress | None = None,
+    **stock: Any,
+) -> ObjectiveDatabase:
+    """Energy-aware counterpart of ``meta_schedule.tune_relax``; see `tune_tir`."""
+    import tvm
+
+    extracted = ms.relax_integration.extract_tasks(
+        mod, tvm.target.Target(target), params, module_equality=module_equality
+    )
+    tasks = [
+        TuningTask(name=str(task.task_name), mod=task.dispatched[0], weight=float(task.weight))
+        for task in extracted
+        if not op_names or any(name in str(task.task_name) for name in op_names)
+    ]
+    if max_trials_per_task is not None:
+        stock["max_trials_per_task"] = max_trials_per_task
+    return run(
+        tasks,
+        device=_device_for(device, target),
+        target=target,
+        work_dir=Path(work_dir),
+        trials=max_trials_global,
+        trials_per_round=num_trials_per_iter,
+        objective=objective,
+        policy=policy,
+        seed=seed,
+        plan=plan,
+        finalists=finalists,
+        progress=progress,
+        stock=stock,
+    )
+
+
+class Options(dict[str, Any]):
+    """Arguments for a stock tune function; made by `options`.
+
+    As a context manager it measures the finalists at the end and releases the device and the work
+    directory; otherwise call `close`.
+    """
+
+    def __init__(self, engine: _Engine, finalists: int, cleanup: contextlib.ExitStack) -> None:
+        super().__init__(engine.parts())
+        self._engine = engine
+        self._finalists = finalists
+        self._cleanup = cleanup
+
+    def measure_finalists(self) -> None:
+        """Measure the best few kernels of each task again; the database then ranks these."""
+        self._engine.measure_finalists(self._finalists)
+
+    def close(self) -> None:
+        """Release the device and the work directory."""
+        self._cleanup.close()
+
+    def __enter__(self) -> Options:
+        return self
+
+    def __exit__(self, kind: object, *rest: object) -> None:
+        try:
+            if kind is None:
+                self.measure_finalists()
+        finally:
+            self.close()
+
+
+def options(
+    target: Any,
+    work_dir: str | Path,
+    *,
+    objective: str = DEFAULT_OBJECTIVE,
+    policy: str = DEFAULT_POLICY,
+    device: str | TuningDevice = "auto",
+    seed: int | None = None,
+    plan: MeasurementPlan | None = None,
+    finalists: int = DEFAULT_FINALISTS,
+) -> Options:
+    """Arguments that make a stock ``tune_tir`` or ``tune_relax`` call energy-aware.
+
+    ::
+
+        with tvm_energy.options(target, work_dir, objective="edp") as parts:
+            database = ms.tune_tir(mod, target, work_dir, 1000, **parts)
+
+    Args:
+        target: TVM target of the tune call.
+        work_dir: of the tune call.
+        objective, policy, device, seed, plan, finalists: see `run`.
+    """
+    cleanup = contextlib.ExitStack()
+    try:
+        cleanup.enter_context(locked_work_dir(Path(work_dir)))
+        opened = cleanup.enter_context(_opened(_device_for(device, target), target))
+        engine = _Engine.open(
+            opened,
+            Path(work_dir),
+            objective=objective,
+            policy=policy,
+            seed=seed,
+            plan=plan,
+            progress=SilentProgress(),
+        )
+        cleanup.callback(engine.log.close)
+        import_tensor_intrinsics()
+    except BaseException:
+        cleanup.close()
+        raise
+    return Options(engine, finalists, cleanup)
+
+
+def _primfuncs(mod: Any) -> list[tuple[Any, Any]]:
+    from tvm import tirx
+
+    if isinstance(mod, tirx.PrimFunc):
+        mod = normalized(mod)
+    return [(v, f) for v, f in mod.functions_items() if isinstance(f, tirx.PrimFunc)]
+
+
+def _name(item: tuple[str, Any]) -> str:
+    return item[0]
+
+
+def _device_for(device: str | TuningDevice, target: Any) -> str | TuningDevice:
+    """``auto`` follows the target's kind."""
+    import tvm
+
+    if device == "auto" and tvm.target.Target(target).kind.name == "llvm":
+        return "cpu"
+    return device
+
+
+def _without_post_optimization(stock: dict[str, Any]) -> dict[str, Any]:
+    if stock.get("post_optimization"):
+        raise ConfigurationError(
+            "post_optimization=True is not supported: its droplet search looks at latency only"
+        )
+    return {k: v for k, v in stock.items() if k not in ("post_optimization", "module_equality")}

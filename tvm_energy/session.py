@@ -1,0 +1,484 @@
+"""One tuning run, round by round: gate, predict, decide, measure, learn, rank.
+
+The round follows arXiv:2411.18873 (see ``docs/round.md`` for what is the paper's and what is ours)::
+
+    candidates with latency
+          │
+       latency gate      keep those that could still be chosen
+          │
+       predict energy    of the gated ones
+          │
+       policy            which of them are measured
+          │
+       measure           on the device
+          │
+       learn             refit the model, refresh predictions and ranking
+
+Nothing here knows TVM, files of TVM or a device: kernels are keys, features are arrays, and measuring
+is a function. A simulation, a GPU and a replayed log run the same code.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from tvm_energy.energy_model.base import KernelModel, Sample
+from tvm_energy.measurement import EnergyMeasurement
+from tvm_energy.objective import Objective
+from tvm_energy.policy import Feedback, Gate, Policy, PolicyState
+from tvm_energy.ranking import Choice, Kernel, choose, costs, kernels_by_workload, put_final
+from tvm_energy.records import (
+    CandidateRecord,
+    FinalRecord,
+    Record,
+    RecordLog,
+    RoundRecord,
+    TaskRecord,
+)
+
+logger = logging.getLogger(__name__)
+
+Floats = npt.NDArray[np.float64]
+
+#: In the first rounds the gate is this much wider, halved with each round, so that the model sees
+#: more than the very fastest kernels.
+EARLY_SLACK = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A kernel that has just been built and timed.
+
+    Attributes:
+        key: hash of its schedule trace.
+        module: structural hash of its scheduled module.
+        features: pooled features, shape (n_features,).
+        latency_s: mean seconds a launch, None when it failed.
+        error: why it failed.
+        measurable: False when there is no artifact to run again.
+    """
+
+    key: str
+    module: str = ""
+    features: Floats
+    latency_s: float | None
+    error: str | None = None
+    measurable: bool = True
+
+
+#: Measures candidates by their indices, in that order; yields one outcome each: a measurement or the
+#: reason why there is none.
+Measure = Callable[[Sequence[int]], Iterator["EnergyMeasurement | str"]]
+
+
+@dataclass
+class _Task:
+    """State of one task."""
+
+    name: str = ""
+    round: int = 0
+    kernels: dict[str, Kernel] = field(default_factory=dict)
+    features: dict[str, Floats] = field(default_factory=dict)
+    policy_state: PolicyState | None = None
+    best_latency_s: float = float("inf")
+
+
+class Session:
+    """The state of a run over all its tasks.
+
+    Args:
+        objective: ranks kernels.
+        policy: decides which gated kernels are measured.
+        model: predicts latency and energy.
+        log: where records go; None keeps nothing on disk.
+        rng: source of all randomness.
+        on_round: called with the workload hash and the record of each finished round.
+    """
+
+    def __init__(
+        self,
+        *,
+        objective: Objective,
+        policy: Policy,
+        model: KernelModel,
+        log: RecordLog | None = None,
+        rng: np.random.Generator | None = None,
+        on_round: Callable[[str, RoundRecord], None] = lambda workload, record: None,
+    ) -> None:
+        self.objective = objective
+        self.policy = policy
+        self.model = model
+        self.on_round = on_round
+        self._log = log
+        self._rng = rng if rng is not None else np.random.default_rng(0)
+        self._tasks: dict[str, _Task] = {}
+
+    # -- tasks ---------------------------------------------------------------------------------
+
+    def add_task(self, workload: str, name: str, weight: float = 1.0) -> None:
+        """Announce a task of this run, once; writes its record."""
+        if self._task(workload).name:
+            return
+        self._task(workload).name = name
+        self._write(TaskRecord(task=name, workload=workload, weight=weight))
+
+    def task_names(self) -> dict[str, str]:
+        """Names of the tasks of this run, by workload hash."""
+        return {workload: task.name for workload, task in self._tasks.items() if task.name}
+
+    def restore(self, records: Iterable[Record]) -> None:
+        """Take over what earlier runs recorded: kernels, rounds and the policy's state."""
+        records = list(records)
+        for workload, kernels in kernels_by_workload(records).items():
+            task = self._task(workload)
+            task.kernels.update(kernels)
+            task.best_latency_s = min(kernel.latency_s for kernel in kernels.values())
+        for record in records:
+            if isinstance(record, RoundRecord):
+                task = self._task(record.workload)
+                task.round = max(task.round, record.round + 1)
+                if record.policy_state:
+                    task.policy_state = self.policy.restore(record.policy_state)
+
+    def add_features(self, workload: str, features: Mapping[str, Floats]) -> None:
+        """Give the features of restored kernels, so that the model can learn from them."""
+        self._task(workload).features.update(features)
+
+    def kernels(self, workload: str) -> Mapping[str, Kernel]:
+        """All kernels of a task that ran, by key."""
+        return self._task(workload).kernels
+
+    # -- the round -----------------------------------------------------------------------------
+
+    def run_round(
+        self, workload: str, candidates: Sequence[Candidate], measure: Measure
+    ) -> RoundRecord:
+        """Take in one batch of timed candidates; see the module's text.
+
+        Args:
+            workload: hash of the task's workload.
+            candidates: the batch.
+            measure: measures chosen candidates.
+        """
+        task = self._task(workload)
+        batch = self._new_candidates(task, candidates)
+        for _, candidate in batch:
+            if candidate.latency_s is not None:
+                task.best_latency_s = min(task.best_latency_s, candidate.latency_s)
+        believed = self._predict(workload, [candidate for _, candidate in batch])
+        gated = self._gate(task, batch)
+        seconds: dict[str, float] = {}
+
+        started = time.perf_counter()
+        measured, failed, feedback = self._measure(task, batch, gated, believed, measure)
+        seconds["measure"] = time.perf_counter() - started
+        seconds["measure_device"] = sum(item.device_s for item in measured.values())
+
+        self._take_in(workload, task, batch, believed, measured, failed)
+        started = time.perf_counter()
+        self.learn()
+        seconds["learn"] = time.perf_counter() - started
+        return self._close_round(workload, task, batch, gated, measured, feedback, seconds)
+
+    def _new_candidates(
+        self, task: _Task, candidates: Sequence[Candidate]
+    ) -> list[tuple[int, Candidate]]:
+        """Candidates not met before, with their index in the batch."""
+        fresh: dict[str, tuple[int, Candidate]] = {}
+        for index, candidate in enumerate(candidates):
+            if candidate.key not in task.kernels and candidate.key not in fresh:
+                fresh[candidate.key] = (index, candidate)
+        return list(fresh.values())
+
+    def _predict(self, workload: str, batch: Sequence[Candidate]) -> dict[str, tuple[float, float]]:
+        """Energy and its standard error by key, for candidates that ran; empty without a model."""
+        ran = [candidate for candidate in batch if candidate.latency_s is not None]
+        if not ran or not self.objective.needs_energy:
+            return {}
+        latency_s = np.array([candidate.latency_s for candidate in ran], dtype=np.float64)
+        features = np.stack([candidate.features for candidate in ran])
+        prediction = self.model.predict(features, workload, latency_s=latency_s)
+        if prediction is None or prediction.energy_j is None:
+            return {}
+        errors = prediction.energy_stderr_j
+        assert errors is not None
+        return {
+            candidate.key: (float(energy_j), float(stderr_j))
+            for candidate, energy_j, stderr_j in zip(ran, prediction.energy_j, errors, strict=True)
+        }
+
+    def _gate(self, task: _Task, batch: Sequence[tuple[int, Candidate]]) -> list[int]:
+        """Positions in `batch` that pass the latency gate."""
+        slack = max(self.objective.slack, EARLY_SLACK * 0.5**task.round)
+        limit_s = (1 + slack) * task.best_latency_s
+        return [
+            position
+            for position, (_, candidate) in enumerate(batch)
+            if candidate.latency_s is not None
+            and candidate.measurable
+            and candidate.latency_s <= limit_s
+        ]
+
+    def _measure(
+        self,
+        task: _Task,
+        batch: Sequence[tuple[int, Candidate]],
+        gated: Sequence[int],
+        believed: Mapping[str, tuple[float, float]],
+        measure: Measure,
+    ) -> tuple[dict[str, EnergyMeasurement], dict[str, str], Feedback]:
+        """Let the policy choose among the gated, measure, and tell the policy what came out."""
+        state = task.policy_state if task.policy_state is not None else self.policy.start()
+        if not self.objective.needs_energy or not gated:
+            task.policy_state = state
+            return {}, {}, Feedback()
+        keys = [batch[position][1].key for position in gated]
+        beliefs = [believed.get(key) for key in keys]
+        known = all(belief is not None for belief in beliefs)
+        gate = Gate(
+            latency_s=np.array([batch[position][1].latency_s for position in gated], dtype=float),
+            energy_j=np.array([b[0] for b in beliefs if b]) if known else None,
+            energy_stderr_j=np.array([b[1] for b in beliefs if b]) if known else None,
+        )
+        chosen = self.policy.choose(state, gate, self._rng)
+        measured: dict[str, EnergyMeasurement] = {}
+        failed: dict[str, str] = {}
+        outcomes = measure([batch[gated[index]][0] for index in chosen])
+        for index, outcome in zip(chosen, outcomes, strict=False):
+            if isinstance(outcome, EnergyMeasurement):
+                measured[keys[index]] = outcome
+            else:
+                failed[keys[index]] = outcome
+        pairs = [(measured[key].energy_j, believed[key][0]) for key in measured if key in believed]
+        feedback = Feedback(
+            gated=len(gated),
+            measured=len(measured),
+            measured_j=np.array([pair[0] for pair in pairs]),
+            predicted_j=np.array([pair[1] for pair in pairs]),
+        )
+        task.policy_state = self.policy.update(state, feedback)
+        return measured, failed, feedback
+
+    def _take_in(
+        self,
+        workload: str,
+        task: _Task,
+        batch: Sequence[tuple[int, Candidate]],
+        believed: Mapping[str, tuple[float, float]],
+        measured: Mapping[str, EnergyMeasurement],
+        failed: Mapping[str, str],
+    ) -> None:
+        """Remember the batch and write its records."""
+        for _, candidate in batch:
+            key = candidate.key
+            energy_j, stderr_j = believed.get(key, (None, None))
+            self._write(
+                CandidateRecord(
+                    workload=workload,
+                    key=key,
+                    module=candidate.module,
+                    round=task.round,
+                    latency_s=candidate.latency_s,
+                    measured=measured.get(key),
+                    predicted_energy_j=energy_j,
+                    predicted_stderr_j=stderr_j,
+                    error=candidate.error or failed.get(key),
+                )
+            )
+            if candidate.latency_s is not None:
+                task.features[key] = candidate.features
+                task.kernels[key] = Kernel(
+                    key=key,
+                    latency_s=candidate.latency_s,
+                    measured=measured.get(key),
+                    predicted_energy_j=energy_j,
+                )
+
+    def _close_round(
+        self,
+        workload: str,
+        task: _Task,
+        batch: Sequence[tuple[int, Candidate]],
+        gated: Sequence[int],
+        measured: Mapping[str, EnergyMeasurement],
+        feedback: Feedback,
+        seconds: dict[str, float],
+    ) -> RoundRecord:
+        best_latency_s = task.best_latency_s if np.isfinite(task.best_latency_s) else None
+        assert task.policy_state is not None
+        record = RoundRecord(
+            workload=workload,
+            round=task.round,
+            candidates=len(batch),
+            gated=len(gated),
+            measured=len(measured),
+            policy_state=self.policy.state_to_json(task.policy_state),
+            snr_db=feedback.snr_db,
+            best_latency_s=best_latency_s,
+            best_cost=self.best_cost(workload),
+            seconds={name: round(value, 6) for name, value in seconds.items()},
+        )
+        task.round += 1
+        self._write(record)
+        if self._log is not None:
+            self._log.flush()
+        self.on_round(workload, record)
+        return record
+
+    # -- learning and ranking ------------------------------------------------------------------
+
+    def learn(self) -> None:
+        """Refit the model on everything known, and refresh the predictions of unmeasured kernels."""
+        samples = [
+            Sample(
+                group=workload,
+                features=task.features[key],
+                latency_s=kernel.latency_s,
+                energy_j=kernel.energy_j,
+            )
+            for workload, task in self._tasks.items()
+            for key, kernel in task.kernels.items()
+            if key in task.features
+        ]
+        if not samples:
+            return
+        self.model.fit(samples)
+        if self.objective.needs_energy:
+            for workload, task in self._tasks.items():
+                self._refresh(workload, task)
+
+    def _refresh(self, workload: str, task: _Task) -> None:
+        keys = [
+            key
+            for key, kernel in task.kernels.items()
+            if not kernel.measured and key in task.features
+        ]
+        if not keys:
+            return
+        prediction = self.model.predict(
+            np.stack([task.features[key] for key in keys]),
+            workload,
+            latency_s=np.array([task.kernels[key].latency_s for key in keys]),
+        )
+        if prediction is None or prediction.energy_j is None:
+            return
+        for key, energy_j in zip(keys, prediction.energy_j, strict=True):
+            task.kernels[key] = replace(task.kernels[key], predicted_energy_j=float(energy_j))
+
+    def scores(self, workload: str, features: Floats) -> Floats:
+        """Score of candidates that have not been built, for the search: higher is better, positive.
+
+        Args:
+            workload: hash of the task's workload.
+            features: shape (n, n_features).
+
+        Returns:
+            Shape (n,): 1 for a kernel predicted as good as the best known; random without a model.
+        """
+        task = self._task(workload)
+        prediction = self.model.predict(features, workload) if len(features) else None
+        if prediction is None or not task.kernels:
+            return self._rng.random(len(features))
+        latency_s = prediction.latency_s
+        energy_j = prediction.energy_j
+        if energy_j is None:
+            # Latency is known well before energy: until then time stands for energy.
+            energy_j = latency_s
+            best = task.best_latency_s
+        else:
+            best = self._best_search_cost(task)
+        predicted = self.objective.search_cost(latency_s, energy_j, task.best_latency_s)
+        return np.clip(best / np.maximum(predicted, 1e-30), 1e-6, 1e3)
+
+    def _best_search_cost(self, task: _Task) -> float:
+        keys = list(task.kernels)
+        return float(np.min(self._search_costs(task, {k: task.kernels[k].latency_s for k in keys})))
+
+    def _search_costs(self, task: _Task, latency_s: Mapping[str, float]) -> Floats:
+        """Smooth cost of kernels by measured, else predicted energy, else typical power x time."""
+        times = np.array(list(latency_s.values()))
+        power = [k.measured.power_w for k in task.kernels.values() if k.measured is not None]
+        typical_w = float(np.median(power)) if power else 1.0
+        energy = times * typical_w
+        for index, key in enumerate(latency_s):
+            kernel = task.kernels.get(key)
+            if kernel is not None:
+                known = kernel.energy_j or kernel.predicted_energy_j
+                energy[index] = known if known is not None else energy[index]
+        best_s = min(task.best_latency_s, float(times.min()))
+        return self.objective.search_cost(times, energy, best_s)
+
+    def parents(self, workload: str, latency_s: Mapping[str, float]) -> list[str]:
+        """Keys in the order in which they should breed, best first.
+
+        Args:
+            workload: hash of the task's workload.
+            latency_s: seconds a launch by key, of all kernels to be ordered.
+        """
+        if not latency_s:
+            return []
+        values = self._search_costs(self._task(workload), latency_s)
+        keys = list(latency_s)
+        return [keys[index] for index in np.argsort(values, kind="stable")]
+
+    def best_cost(self, workload: str) -> float | None:
+        """Cost of the best kernel that could win now; None when there is none."""
+        task = self._task(workload)
+        pool = [k for k in task.kernels.values() if k.measured or not self.objective.needs_energy]
+        if not pool:
+            return None
+        fastest_s = min(kernel.latency_s for kernel in pool)
+        return min(costs(pool, self.objective, fastest_s))
+
+    # -- the end -------------------------------------------------------------------------------
+
+    def finalists(self, workload: str, count: int) -> list[str]:
+        """Keys of the kernels to be measured again: the best few by the objective, and the fastest.
+
+        Kernels whose energy is only predicted come in too when they are predicted to be better; being
+        measured now, they may win.
+        """
+        task = self._task(workload)
+        if not task.kernels:
+            return []
+        order = self.parents(
+            workload, {key: kernel.latency_s for key, kernel in task.kernels.items()}
+        )
+        fastest = min(task.kernels.values(), key=lambda kernel: kernel.latency_s).key
+        chosen = order[: max(1, count)]
+        return chosen if fastest in chosen else [*chosen, fastest]
+
+    def finals_done(self, workload: str) -> bool:
+        """True when finalists were measured and nothing has been added since."""
+        return any(kernel.final for kernel in self._task(workload).kernels.values())
+
+    def record_finals(self, workload: str, results: Mapping[str, EnergyMeasurement]) -> None:
+        """Take in the finalists' measurements."""
+        task = self._task(workload)
+        for key, measured in results.items():
+            final = FinalRecord(
+                workload=workload, key=key, measured=measured, candidates=len(task.kernels)
+            )
+            self._write(final)
+            put_final(task.kernels, final)
+        if self._log is not None:
+            self._log.flush()
+
+    def choice(self, workload: str) -> Choice | None:
+        """Fastest and chosen kernel of a task; None while nothing can win."""
+        return choose(self._task(workload).kernels.values(), self.objective)
+
+    # ------------------------------------------------------------------------------------------
+
+    def _task(self, workload: str) -> _Task:
+        return self._tasks.setdefault(workload, _Task())
+
+    def _write(self, record: Record) -> None:
+        if self._log is not None:
+            self._log.append(record)
