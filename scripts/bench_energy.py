@@ -1,0 +1,211 @@
+"""Energy-aware against latency-only tuning, on simulated GPUs.
+
+For each workload the same number of trials: once with stock MetaSchedule (its cost model, database and
+task scheduler; least latency wins), once with tvm_energy and its default objective. Both winners are
+then evaluated by the simulator without noise. Every number is simulated. The last line of stdout is
+one JSON object: for each device ``geomean_energy_ratio``, ``geomean_latency_ratio`` (ours / stock),
+``measured_share`` (energy measurements / candidates), ``own_share`` (time of our parts / time of TVM's
+search), ``workloads``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import math
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+# BERT-base (sequence 128 and 384), ResNet-50 (batch 1), LLaMA-7B (one token, 128 tokens).
+WORKLOADS = {
+    "bert-qkv": "matmul:m=128,n=768,k=768",
+    "bert-ffn": "matmul:m=384,n=3072,k=768",
+    "llama-proj": "matmul:m=128,n=4096,k=4096",
+    "bert-mv": "matvec:m=3072,k=768",
+    "llama-mv": "matvec:m=4096,k=4096",
+    "llama-ffn-mv": "matvec:m=11008,k=4096",
+    "resnet-56": "conv2d:n=1,ci=64,co=64,h=56,w=56,kh=3,kw=3,pad=1",
+    "resnet-28": "conv2d:n=1,ci=128,co=128,h=28,w=28,kh=3,kw=3,pad=1",
+    "resnet-14": "conv2d:n=1,ci=256,co=256,h=14,w=14,kh=3,kw=3,pad=1",
+    "resnet-1x1": "conv2d:n=1,ci=64,co=256,h=56,w=56,kh=1,kw=1,pad=0",
+}
+QUICK = ("bert-qkv", "bert-mv", "resnet-1x1")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
+    parser.add_argument("--quick", action="store_true", help="three workloads, few trials")
+    parser.add_argument("--json", action="store_true", help="print only the JSON object")
+    parser.add_argument("--devices", default="sim:a100,sim:rtx4090")
+    parser.add_argument("--workloads", default=None, help="names, comma-separated")
+    parser.add_argument("--trials", type=int, default=None)
+    parser.add_argument("--population", type=int, default=None)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--policy", default="snr")
+    options = parser.parse_args()
+    trials = options.trials or (32 if options.quick else 256)
+    population = options.population or (32 if options.quick else 128)
+    names = options.workloads.split(",") if options.workloads else (QUICK if options.quick else WORKLOADS)
+    result: dict[str, Any] = {"simulated": True, "trials": trials, "population": population}
+    for device in options.devices.split(","):
+        rows = []
+        for name in names:
+            row = compare(device, name, trials, population, options.seed, options.policy)
+            rows.append(row)
+            if not options.json:
+                print(
+                    f"{device} {name:12s} energy {row['energy_ratio']:.3f} latency "
+                    f"{row['latency_ratio']:.3f} measured {row['measured_share']:.2f} "
+                    f"({row['ours_s']:.0f} s, stock {row['stock_s']:.0f} s) [simulated]",
+                    file=sys.stderr,
+                    flush=True,
+                )
+        result[device] = summary(rows)
+    print(json.dumps(result))
+
+
+def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "geomean_energy_ratio": round(geomean([row["energy_ratio"] for row in rows]), 4),
+        "geomean_latency_ratio": round(geomean([row["latency_ratio"] for row in rows]), 4),
+        "measured_share": round(statistics.mean(row["measured_share"] for row in rows), 4),
+        "own_share": round(
+            sum(row["own_s"] for row in rows) / sum(row["search_s"] for row in rows), 4
+        ),
+        "workloads": {
+            row["name"]: {key: value for key, value in row.items() if key != "name"} for row in rows
+        },
+    }
+
+
+def geomean(values: list[float]) -> float:
+    return math.exp(statistics.mean(math.log(value) for value in values))
+
+
+def compare(
+    device: str, name: str, trials: int, population: int, seed: int, policy: str
+) -> dict[str, Any]:
+    """Tune one workload both ways and evaluate both winners."""
+    from tvm_energy.meta_schedule.workloads import parse_workload
+
+    function = parse_workload(WORKLOADS[name]).primfunc()
+    ours = tune_ours(device, function, trials, population, seed, policy)
+    stock = tune_stock(device, function, trials, population, seed)
+    return {
+        "name": name,
+        "workload": WORKLOADS[name],
+        "energy_ratio": round(ours.energy_j / stock.energy_j, 4),
+        "latency_ratio": round(ours.latency_s / stock.latency_s, 4),
+        "measured_share": round(ours.measured_share, 4),
+        "stock_energy_j": stock.energy_j,
+        "stock_latency_s": stock.latency_s,
+        "ours_s": round(ours.seconds, 1),
+        "stock_s": round(stock.seconds, 1),
+        "own_s": round(ours.own_s, 2),
+        "search_s": round(ours.search_s, 2),
+    }
+
+
+@dataclasses.dataclass
+class Outcome:
+    energy_j: float
+    latency_s: float
+    seconds: float
+    measured_share: float = 0.0
+    own_s: float = 0.0
+    search_s: float = 1e-9
+
+
+def evaluate(device: Any, database: Any, function: Any) -> tuple[float, float]:
+    """Noise-free simulated energy and latency of the kernel that a database deploys."""
+    from tvm.s_tir import meta_schedule as ms
+
+    from tvm_energy.meta_schedule.kernel_description import describe_kernel
+    from tvm_energy.meta_schedule.tuning import normalized
+
+    schedule = database.query_schedule(normalized(function), device.target, "main")
+    if schedule is None:
+        sys.exit("no kernel was found")
+    del ms
+    truth = device.gpu.truth(describe_kernel(schedule.mod, device.target))
+    return truth.energy_j, truth.latency_s
+
+
+def tune_ours(
+    spec: str, function: Any, trials: int, population: int, seed: int, policy: str
+) -> Outcome:
+    from tvm.s_tir import meta_schedule as ms
+
+    from tvm_energy.meta_schedule.device import open_device
+    from tvm_energy.meta_schedule.tuning import TuningTask, run
+    from tvm_energy.records import FILE_NAME, CandidateRecord, RoundRecord, read_records
+
+    device = open_device(spec)
+    with tempfile.TemporaryDirectory() as folder:
+        started = time.perf_counter()
+        with ms.Profiler() as profiler:
+            database = run(
+                [TuningTask(name="main", mod=function)],
+                device=device,
+                work_dir=Path(folder),
+                trials=trials,
+                seed=seed,
+                population=population,
+                policy=policy,
+            )
+        seconds = time.perf_counter() - started
+        records = list(read_records(Path(folder) / FILE_NAME))
+        energy_j, latency_s = evaluate(device, database, function)
+    device.close()
+    tried = [record for record in records if isinstance(record, CandidateRecord)]
+    own_s = sum(
+        value
+        for record in records
+        if isinstance(record, RoundRecord)
+        for key, value in record.seconds.items()
+        if key != "measure_device"
+    )
+    spent = {str(key): float(value) for key, value in profiler.get().items()}
+    own_s += spent.get("SendToRunner", 0.0)  # the simulation
+    search_s = sum(value for key, value in spent.items() if key.startswith("EvoSearch"))
+    return Outcome(
+        energy_j=energy_j,
+        latency_s=latency_s,
+        seconds=seconds,
+        measured_share=sum(record.measured is not None for record in tried) / len(tried),
+        own_s=own_s,
+        search_s=search_s,
+    )
+
+
+def tune_stock(spec: str, function: Any, trials: int, population: int, seed: int) -> Outcome:
+    from tvm.s_tir import meta_schedule as ms
+
+    from tvm_energy.meta_schedule.device import open_device
+
+    device = open_device(spec)
+    with tempfile.TemporaryDirectory() as folder:
+        started = time.perf_counter()
+        database = ms.tune_tir(
+            function,
+            device.target,
+            folder,
+            trials,
+            builder=device.builder,
+            runner=device.runner,
+            strategy=ms.search_strategy.EvolutionarySearch(population_size=population),
+            seed=seed,
+        )
+        seconds = time.perf_counter() - started
+        energy_j, latency_s = evaluate(device, database, function)
+    device.close()
+    return Outcome(energy_j=energy_j, latency_s=latency_s, seconds=seconds)
+
+
+if __name__ == "__main__":
+    main()
