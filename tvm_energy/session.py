@@ -31,7 +31,14 @@ import numpy.typing as npt
 from tvm_energy.energy_model.base import KernelModel, Sample
 from tvm_energy.measurement import EnergyMeasurement
 from tvm_energy.objective import Objective
-from tvm_energy.policy import Feedback, Gate, Policy, PolicyState
+from tvm_energy.policy import (
+    Feedback,
+    Gate,
+    Policy,
+    PolicyState,
+    state_from_json,
+    state_to_json,
+)
 from tvm_energy.ranking import Choice, Kernel, choose, costs, kernels_by_workload, put_final
 from tvm_energy.records import (
     CandidateRecord,
@@ -144,7 +151,7 @@ class Session:
                 task = self._task(record.workload)
                 task.round = max(task.round, record.round + 1)
                 if record.policy_state:
-                    task.policy_state = self.policy.restore(record.policy_state)
+                    task.policy_state = state_from_json(record.policy_state)
 
     def add_features(self, workload: str, features: Mapping[str, Floats]) -> None:
         """Give the features of restored kernels, so that the model can learn from them."""
@@ -318,7 +325,7 @@ class Session:
             candidates=len(batch),
             gated=len(gated),
             measured=len(measured),
-            policy_state=self.policy.state_to_json(task.policy_state),
+            policy_state=state_to_json(task.policy_state),
             snr_db=feedback.snr_db,
             best_latency_s=best_latency_s,
             best_cost=self.best_cost(workload),

@@ -45,7 +45,7 @@ class WorkerPool:
         self, function: Callable[..., Any], jobs: Sequence[tuple[Any, ...]]
     ) -> list[tuple[Any, str | None]]:
         """Run ``function(*job)`` for each job; (value, None) or (None, reason) in the order of jobs."""
-        outcomes = []
+        outcomes: list[tuple[Any, str | None]] = []
         for job, result in zip(
             jobs, self._pool.map_with_error_catching(_Spread(function), jobs), strict=True
         ):

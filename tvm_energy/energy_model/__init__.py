@@ -1,0 +1,1 @@
+"""Predicting latency and energy of kernels that have not been measured."""

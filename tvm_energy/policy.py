@@ -1,0 +1,276 @@
+"""Which of the gated candidates get an energy measurement: state in, state out.
+
+``all``        every one
+``none``       no one
+``fixed:F``    the fraction F with the lowest predicted energy
+``snr``        a fraction k that shrinks while predictions are good and grows when they are not: the dynamic
+               updating strategy of arXiv:2411.18873. What its text leaves open to us (the formula of the
+               signal-to-noise ratio, its threshold, start, step and floor of k, the random probe) is our
+               reconstruction, and each is an option: ``snr:threshold=12,step=0.2,start=1,floor=0.1``
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from tvm_energy.errors import ConfigurationError
+
+Floats = npt.NDArray[np.float64]
+
+#: Fewest pairs of measured and predicted energy that say anything about the quality of predictions.
+_MIN_PAIRS = 3
+
+
+def _empty() -> Floats:
+    return np.zeros(0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gate:
+    """The candidates that passed the latency gate.
+
+    Attributes:
+        latency_s: measured, shape (n,).
+        energy_j: predicted, shape (n,); None while there is no model.
+        energy_stderr_j: standard error of the prediction, shape (n,); None with `energy_j`.
+    """
+
+    latency_s: Floats
+    energy_j: Floats | None = None
+    energy_stderr_j: Floats | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Feedback:
+    """What one round of measuring brought.
+
+    Attributes:
+        gated, measured: numbers of candidates.
+        measured_j, predicted_j: energies of the measured ones that had a prediction, shape (m,).
+    """
+
+    gated: int = 0
+    measured: int = 0
+    measured_j: Floats = field(default_factory=_empty)
+    predicted_j: Floats = field(default_factory=_empty)
+
+    @property
+    def snr_db(self) -> float | None:
+        """``10 log10(sum (E - mean E)^2 / sum (E - E_predicted)^2)``; None from too few pairs.
+
+        Our reconstruction: deviations from the mean as the signal, so that a model that always
+        predicts the mean gets 0 dB, not a high value.
+        """
+        if len(self.measured_j) < _MIN_PAIRS:
+            return None
+        signal = float(np.sum((self.measured_j - self.measured_j.mean()) ** 2))
+        noise = float(np.sum((self.measured_j - self.predicted_j) ** 2))
+        if signal <= 0 or noise <= 0:
+            return None
+        return 10 * math.log10(signal / noise)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyState:
+    """State of a policy; goes into round records.
+
+    Attributes:
+        fraction: part of the gated candidates to be measured next (k).
+        rounds: rounds seen.
+    """
+
+    fraction: float = 1.0
+    rounds: int = 0
+
+
+class Policy(Protocol):
+    """Decides what is measured."""
+
+    @property
+    def spec(self) -> str:
+        """The string that `parse_policy` turns back into this policy."""
+        ...
+
+    def start(self) -> PolicyState:
+        """State before the first round of a task."""
+        ...
+
+    def choose(self, state: PolicyState, gate: Gate, rng: np.random.Generator) -> list[int]:
+        """Indices into the gate, in the order in which they are to be measured."""
+        ...
+
+    def update(self, state: PolicyState, feedback: Feedback) -> PolicyState:
+        """State after a round."""
+        ...
+
+
+def state_to_json(state: PolicyState) -> dict[str, Any]:
+    """A state as JSON values."""
+    return {"fraction": state.fraction, "rounds": state.rounds}
+
+
+def state_from_json(values: Mapping[str, Any]) -> PolicyState:
+    """The inverse of `state_to_json`; what is missing or out of range starts anew."""
+    fraction, rounds = values.get("fraction", 1.0), values.get("rounds", 0)
+    if not isinstance(fraction, (int, float)) or not 0 <= fraction <= 1:
+        fraction = 1.0
+    if not isinstance(rounds, int) or rounds < 0:
+        rounds = 0
+    return PolicyState(fraction=float(fraction), rounds=rounds)
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """A fixed fraction of the gated candidates, lowest predicted energy first.
+
+    Attributes:
+        fraction: 1 measures all, 0 none.
+        name: spec when it has a name of its own.
+    """
+
+    fraction: float
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.fraction <= 1:
+            raise ConfigurationError(
+                f"the fraction of policy fixed must lie between 0 and 1, got {self.fraction}"
+            )
+
+    @property
+    def spec(self) -> str:
+        """See `Policy.spec`."""
+        return self.name or f"fixed:{self.fraction:g}"
+
+    def start(self) -> PolicyState:
+        """See `Policy.start`."""
+        return PolicyState(fraction=self.fraction)
+
+    def choose(self, state: PolicyState, gate: Gate, rng: np.random.Generator) -> list[int]:
+        """See `Policy.choose`."""
+        if self.fraction == 0:
+            return []
+        return _lowest(gate, _count(self.fraction, gate), rng)
+
+    def update(self, state: PolicyState, feedback: Feedback) -> PolicyState:
+        """See `Policy.update`."""
+        return PolicyState(fraction=self.fraction, rounds=state.rounds + 1)
+
+
+@dataclass(frozen=True)
+class Snr:
+    """The dynamic updating strategy; see the module's text.
+
+    Attributes:
+        threshold: decibels; at or above it k shrinks, below it k grows.
+        step: by how much.
+        start_fraction: k in the first round, where there is no model yet.
+        floor: least k, so that the model is checked in every round.
+    """
+
+    threshold: float = 6.0
+    step: float = 0.2
+    start_fraction: float = 1.0
+    floor: float = 0.1
+
+    def __post_init__(self) -> None:
+        if not (0 < self.step <= 1 and 0 < self.floor <= self.start_fraction <= 1):
+            raise ConfigurationError(
+                "policy snr needs 0 < step <= 1 and 0 < floor <= start <= 1, got "
+                f"step={self.step:g}, floor={self.floor:g}, start={self.start_fraction:g}"
+            )
+
+    @property
+    def spec(self) -> str:
+        """See `Policy.spec`."""
+        return (
+            f"snr:threshold={self.threshold:g},step={self.step:g},"
+            f"start={self.start_fraction:g},floor={self.floor:g}"
+        )
+
+    def start(self) -> PolicyState:
+        """See `Policy.start`."""
+        return PolicyState(fraction=self.start_fraction)
+
+    def choose(self, state: PolicyState, gate: Gate, rng: np.random.Generator) -> list[int]:
+        """See `Policy.choose`: the k lowest predictions, then one random probe among the rest."""
+        chosen = _lowest(gate, _count(state.fraction, gate), rng)
+        rest = [index for index in range(len(gate.latency_s)) if index not in set(chosen)]
+        if rest:
+            chosen.append(int(rng.choice(rest)))
+        return chosen
+
+    def update(self, state: PolicyState, feedback: Feedback) -> PolicyState:
+        """See `Policy.update`; a round that says nothing about predictions leaves k as it is."""
+        snr_db = feedback.snr_db
+        fraction = state.fraction
+        if snr_db is not None:
+            change = -self.step if snr_db >= self.threshold else self.step
+            fraction = min(1.0, max(self.floor, fraction + change))
+        return PolicyState(fraction=fraction, rounds=state.rounds + 1)
+
+
+def _count(fraction: float, gate: Gate) -> int:
+    """At least one, where anything passed the gate."""
+    # The tolerance keeps 0.3 * 10 from becoming 4.
+    return math.ceil(fraction * len(gate.latency_s) - 1e-9)
+
+
+def _lowest(gate: Gate, count: int, rng: np.random.Generator) -> list[int]:
+    """The `count` lowest by predicted energy; at random while nothing is predicted."""
+    if gate.energy_j is None:
+        order = rng.permutation(len(gate.latency_s))
+    else:
+        order = np.argsort(gate.energy_j, kind="stable")
+    return [int(index) for index in order[:count]]
+
+
+def parse_policy(spec: str | Policy) -> Policy:
+    """Turn a string such as ``snr`` or ``fixed:0.25`` into a policy.
+
+    Raises:
+        ConfigurationError: unknown name or option; the message lists the known ones.
+    """
+    if not isinstance(spec, str):
+        return spec
+    name, _, rest = spec.strip().partition(":")
+    if spec in ("all", "none"):
+        return Fixed(1.0 if spec == "all" else 0.0, spec)
+    if name == "fixed":
+        try:
+            return Fixed(float(rest))
+        except ValueError as exc:
+            if isinstance(exc, ConfigurationError):
+                raise
+            raise ConfigurationError(
+                f"policy {spec!r} needs a fraction; write fixed:0.25"
+            ) from None
+    if name == "snr":
+        return _parse_snr(spec, rest)
+    raise ConfigurationError(
+        f"unknown policy {spec!r}; known are all, none, fixed:0.25, snr and {Snr().spec}"
+    )
+
+
+def _parse_snr(spec: str, rest: str) -> Policy:
+    fields = {"threshold": "threshold", "step": "step", "start": "start_fraction", "floor": "floor"}
+    options: dict[str, float] = {}
+    for item in filter(None, rest.split(",")):
+        key, _, value = item.partition("=")
+        try:
+            number = float(value)
+        except ValueError:
+            number = math.nan
+        if key not in fields or not math.isfinite(number):
+            raise ConfigurationError(
+                f"policy {spec!r}: {item!r} is not one of threshold=, step=, start=, floor= "
+                "with a number"
+            )
+        options[fields[key]] = number
+    return Snr(**options)
