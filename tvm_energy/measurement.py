@@ -125,7 +125,10 @@ class EnergyMeasurement:
         """
         names = {field.name for field in dataclasses.fields(cls)}
         known = {key: value for key, value in values.items() if key in names}
-        known["throttle_reasons"] = tuple(known.get("throttle_reasons", ()))
+        reasons = known.get("throttle_reasons", ())
+        if not isinstance(reasons, (list, tuple)) or not all(isinstance(r, str) for r in reasons):
+            raise TypeError(f"throttle_reasons must be a list of names, got {reasons!r}")
+        known["throttle_reasons"] = tuple(reasons)
         measurement = cls(**known)
         if not (measurement.energy_j > 0 and measurement.latency_s > 0):
             raise ValueError(

@@ -5,6 +5,7 @@ The one place that decides a winner: the search, the database, replay and report
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -59,12 +60,7 @@ class Choice:
 
 def costs(kernels: Sequence[Kernel], objective: Objective, best_latency_s: float) -> list[float]:
     """Cost of each kernel from measured values; infinite where a needed energy was not measured."""
-    latency_s = np.array([kernel.latency_s for kernel in kernels])
-    energy_j = np.array(
-        [np.nan if kernel.energy_j is None else kernel.energy_j for kernel in kernels]
-    )
-    values = objective.cost(latency_s, energy_j, best_latency_s)
-    return [float(value) if np.isfinite(value) else float("inf") for value in values]
+    return _costs(kernels, [kernel.energy_j for kernel in kernels], objective, best_latency_s)
 
 
 def choose(kernels: Iterable[Kernel], objective: Objective) -> Choice | None:
@@ -72,8 +68,8 @@ def choose(kernels: Iterable[Kernel], objective: Objective) -> Choice | None:
 
     Only a measured kernel wins: where the objective needs energy, kernels without a measurement are
     left out. Finalists, where there are any, are compared among themselves alone, because their
-    windows were interleaved and so share temperature and clocks. Where two energies lie within
-    `TIE_SIGMA` standard errors, they tie, and the faster one wins.
+    windows were interleaved and so share temperature and clocks. Where two costs lie within
+    `TIE_SIGMA` standard errors of their difference, they tie, and the faster kernel wins.
     """
     pool = [kernel for kernel in kernels if kernel.measured or not objective.needs_energy]
     if any(kernel.final for kernel in pool):
@@ -81,14 +77,16 @@ def choose(kernels: Iterable[Kernel], objective: Objective) -> Choice | None:
     if not pool:
         return None
     fastest = min(pool, key=lambda kernel: kernel.latency_s)
-    values = dict(zip(pool, costs(pool, objective, fastest.latency_s), strict=True))
-    leader = min(pool, key=lambda kernel: values[kernel])
+    values = costs(pool, objective, fastest.latency_s)
+    lead = min(range(len(pool)), key=values.__getitem__)
     if not objective.needs_energy:
-        return Choice(fastest=fastest, best=leader)
+        return Choice(fastest=fastest, best=pool[lead])
+    errors = _cost_errors(pool, values, objective, fastest.latency_s)
     tied = [
         kernel
-        for kernel in pool
-        if np.isfinite(values[kernel]) and _indistinguishable(kernel, leader, values)
+        for index, kernel in enumerate(pool)
+        if index == lead
+        or values[index] - values[lead] <= TIE_SIGMA * math.hypot(errors[index], errors[lead])
     ]
     best = min(tied, key=lambda kernel: kernel.latency_s)
     return Choice(
@@ -96,15 +94,35 @@ def choose(kernels: Iterable[Kernel], objective: Objective) -> Choice | None:
     )
 
 
-def _indistinguishable(kernel: Kernel, leader: Kernel, values: dict[Kernel, float]) -> bool:
-    """True when the cost difference lies within the error that the energies bring."""
-    if kernel is leader:
-        return True
-    a, b = kernel.measured, leader.measured
-    if a is None or b is None:
-        return False
-    relative_error = float(np.hypot(a.relative_stderr, b.relative_stderr))
-    return values[kernel] - values[leader] <= TIE_SIGMA * relative_error * values[leader]
+def _costs(
+    kernels: Sequence[Kernel],
+    energies_j: Sequence[float | None],
+    objective: Objective,
+    best_latency_s: float,
+) -> list[float]:
+    latency_s = np.array([kernel.latency_s for kernel in kernels])
+    energy_j = np.array([np.nan if value is None else value for value in energies_j])
+    with np.errstate(over="ignore"):  # beyond the range of a float is as bad as infinite
+        values = objective.cost(latency_s, energy_j, best_latency_s)
+    return [float(value) if np.isfinite(value) else float("inf") for value in values]
+
+
+def _cost_errors(
+    kernels: Sequence[Kernel], values: Sequence[float], objective: Objective, best_latency_s: float
+) -> list[float]:
+    """Standard error of each cost: how far it moves with one standard error of the energy.
+
+    Zero for a kernel that is not acceptable, so that it never ties with one that is.
+    """
+    raised_j = [
+        None if kernel.measured is None else kernel.measured.energy_j + kernel.measured.stderr_j
+        for kernel in kernels
+    ]
+    raised = _costs(kernels, raised_j, objective, best_latency_s)
+    return [
+        upper - value if math.isfinite(upper) else 0.0
+        for upper, value in zip(raised, values, strict=True)
+    ]
 
 
 def kernels_by_workload(records: Iterable[Record]) -> dict[str, dict[str, Kernel]]:
@@ -121,7 +139,11 @@ def kernels_by_workload(records: Iterable[Record]) -> dict[str, dict[str, Kernel
                 key=record.key,
                 latency_s=known.latency_s if known else record.latency_s,
                 measured=record.measured or (known.measured if known else None),
-                predicted_energy_j=record.predicted_energy_j,
+                predicted_energy_j=(
+                    record.predicted_energy_j
+                    if record.predicted_energy_j is not None or known is None
+                    else known.predicted_energy_j
+                ),
             )
         elif isinstance(record, FinalRecord):
             finals.append(record)

@@ -20,7 +20,6 @@ import contextlib
 import dataclasses
 import json
 import logging
-import math
 import os
 import time
 from collections.abc import Iterator, Mapping
@@ -35,6 +34,11 @@ logger = logging.getLogger(__name__)
 
 FILE_NAME = "database_energy_record.json"
 SCHEMA_VERSION = 1
+
+#: Bounds of what a run of ours writes: seeds have 64 bits, and no launch takes a femtosecond or costs
+#: a femtojoule. Within them, the quotients and products that reports compute stay finite.
+_LARGEST = 2**64
+_SMALLEST = 1e-15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,17 +207,22 @@ def _check(record: Record) -> None:
             if isinstance(value, bool) or not isinstance(value, (int, float)):
                 raise RecordFormatError(f"{item.name} must be a number, got {value!r}")
             signed = item.name in ("snr_db", "seed") or item.name.endswith("_c")
-            if not math.isfinite(value) or (value < 0 and not signed):
+            # The comparison holds for integers of any size and is false for NaN.
+            if not (-_LARGEST if signed else 0) <= value <= _LARGEST:
                 raise RecordFormatError(
-                    f"{item.name} must be finite and not negative, got {value!r}"
+                    f"{item.name} must be finite and not negative, got {str(value)[:40]}"
                 )
+        elif kind.startswith("bool"):
+            if not isinstance(value, bool):
+                raise RecordFormatError(f"{item.name} must be true or false, got {value!r}")
         elif (kind.startswith("str") and not isinstance(value, str)) or (
             kind.startswith("dict") and not isinstance(value, dict)
         ):
             raise RecordFormatError(f"{item.name} must be a {kind.split('[')[0]}, got {value!r}")
-    latency_s = getattr(record, "latency_s", None)
-    if latency_s is not None and latency_s <= 0:
-        raise RecordFormatError(f"latency_s must be positive, got {latency_s!r}")
+    for name in ("latency_s", "energy_j"):
+        value = getattr(record, name, None)
+        if value is not None and value < _SMALLEST:
+            raise RecordFormatError(f"{name} must be positive, got {value!r}")
 
 
 def read_records(path: Path) -> Iterator[Record]:

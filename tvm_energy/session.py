@@ -299,6 +299,7 @@ class Session:
                 )
             )
             if candidate.latency_s is not None:
+                self._age_finals(task)
                 task.features[key] = candidate.features
                 task.kernels[key] = Kernel(
                     key=key,
@@ -306,6 +307,13 @@ class Session:
                     measured=measured.get(key),
                     predicted_energy_j=energy_j,
                 )
+
+    @staticmethod
+    def _age_finals(task: _Task) -> None:
+        """With a new kernel, earlier finals are no longer the last word."""
+        for key, kernel in task.kernels.items():
+            if kernel.final:
+                task.kernels[key] = replace(kernel, final=False)
 
     def _close_round(
         self,

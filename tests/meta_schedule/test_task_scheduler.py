@@ -29,9 +29,9 @@ def test_the_expensive_task_gets_most_rounds() -> None:
 
 
 def test_a_task_that_still_falls_beats_one_that_stands_still() -> None:
-    falling = [100.0 - 8 * step for step in range(12)]
-    picks = play(TaskPicker(np.random.default_rng(0)), [[60.0], falling], 14)
-    assert picks.count(1) > 8
+    falling = [100.0 - 5 * step for step in range(20)]
+    picks = play(TaskPicker(np.random.default_rng(0), alpha=0.9), [[100.0], falling], 20)
+    assert picks.count(1) > 14
 
 
 def test_a_task_without_kernels_is_tried_again_but_not_for_ever() -> None:

@@ -14,7 +14,7 @@ import logging
 import os
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -24,20 +24,20 @@ from numpy.typing import NDArray
 
 from tvm_energy.errors import ConfigurationError, TvmEnergyError
 from tvm_energy.meta_schedule.onnx_weights import with_random_weights
-from tvm_energy.meta_schedule.workloads import _listing, _suggestion
+from tvm_energy.spelling import listing, suggestion
 
 if TYPE_CHECKING:
     from onnx import ModelProto, ValueInfoProto
     from tvm import IRModule
-    from tvm.s_tir.meta_schedule import Database
+    from tvm.s_tir.meta_schedule import Database, ExtractedTask
     from tvm.target import Target
 
 __all__ = [
-    "ONNX_MODEL_ZOO",
     "CompiledNetwork",
     "InputSpec",
     "Kernel",
     "Network",
+    "ONNX_MODEL_ZOO",
     "Task",
     "compile_network",
     "extract_tasks",
@@ -90,8 +90,9 @@ class Network:
     """
 
     name: str
-    mod: IRModule
-    params: Mapping[str, Any]
+    # A module prints its whole text: none of that in a traceback.
+    mod: IRModule = field(repr=False)
+    params: Mapping[str, Any] = field(repr=False)
     inputs: Mapping[str, InputSpec]
     outputs: tuple[str, ...]
     source: str
@@ -125,7 +126,7 @@ class Task:
     """
 
     name: str
-    mod: IRModule
+    mod: IRModule = field(repr=False)
     weight: int
     flop: float
 
@@ -151,7 +152,7 @@ class CompiledNetwork:
 
     network: Network
     target: Target
-    executable: Any
+    executable: Any = field(repr=False)
     kernels: tuple[Kernel, ...]
 
     @property
@@ -195,7 +196,7 @@ def _checked(
 ) -> list[NDArray[Any]]:
     if expected.keys() != given.keys():
         raise ConfigurationError(
-            f"the network's inputs are {_listing(expected)}; got {_listing(given) or 'none'}"
+            f"the network's inputs are {listing(expected)}; got {listing(given)}"
         )
     for name, spec in expected.items():
         array = given[name]
@@ -220,8 +221,8 @@ def onnx_model_zoo_path(name: str) -> Path:
     """
     if name not in ONNX_MODEL_ZOO:
         raise ConfigurationError(
-            f"network {name!r} is not known; use one of {_listing(ONNX_MODEL_ZOO)}"
-            f"{_suggestion(name, ONNX_MODEL_ZOO)}, or the path of an ONNX file"
+            f"network {name!r} is not known; use one of {listing(ONNX_MODEL_ZOO)}"
+            f"{suggestion(name, ONNX_MODEL_ZOO)}, or the path of an ONNX file"
         )
     folder = Path(_onnx().__file__).parent / "backend" / "test" / "data" / "light"
     path = folder / f"light_{ONNX_MODEL_ZOO[name]}.onnx"
@@ -338,7 +339,7 @@ def _inputs(
         if name not in infos:
             raise ConfigurationError(
                 f"{source!r} has no input {name!r}; its inputs are "
-                f"{_listing(infos) or 'none'}{_suggestion(name, infos)}"
+                f"{listing(infos)}{suggestion(name, infos)}"
             )
     open_shapes = [
         f"{name} ({_shape_text(info)})"
@@ -454,28 +455,47 @@ def lower(network: Network, target: Target) -> IRModule:
 
 
 def extract_tasks(network: Network, target: Target) -> list[Task]:
-    """The distinct kernels of a network, in calling order as TVM reports it.
+    """The distinct kernels of a network.
+
+    Kernels whose sizes depend on the data (after ``NonZero``, say) are left out, with a warning:
+    MetaSchedule tunes fixed sizes only.
 
     Raises:
         ConfigurationError: the network has no kernel to tune.
     """
     module = lower(network, target)
     from tvm.s_tir import meta_schedule as ms
-    from tvm.s_tir.analysis import estimate_tir_flops
 
     extracted = ms.relax_integration.extract_tasks(module, target, params={})
-    tasks = [
-        Task(
-            name=item.task_name,
-            mod=item.dispatched[0],
-            weight=int(item.weight),
-            flop=float(estimate_tir_flops(item.dispatched[0])),
-        )
-        for item in extracted
-    ]
-    if not tasks:
+    fixed = [item for item in extracted if _has_fixed_sizes(item.dispatched[0])]
+    if len(fixed) < len(extracted):
+        names = sorted({item.task_name for item in extracted} - {item.task_name for item in fixed})
+        _LOGGER.warning("not tuned, since their sizes depend on the data: %s", listing(names))
+    if not fixed:
         raise ConfigurationError(f"network {network.name!r} has no kernel to tune")
-    return tasks
+    return [_task(item) for item in fixed]
+
+
+def _has_fixed_sizes(module: IRModule) -> bool:
+    from tvm.tirx import IntImm
+
+    return all(
+        isinstance(size, IntImm)
+        for function in module.functions.values()
+        for parameter in function.params
+        for size in getattr(parameter, "shape", ())  # a number has none
+    )
+
+
+def _task(extracted: ExtractedTask) -> Task:
+    from tvm.s_tir.analysis import estimate_tir_flops
+
+    return Task(
+        name=extracted.task_name,
+        mod=extracted.dispatched[0],
+        weight=int(extracted.weight),
+        flop=float(estimate_tir_flops(extracted.dispatched[0])),
+    )
 
 
 # ---- compiling --------------------------------------------------------------------------------
@@ -546,7 +566,7 @@ def _apply_default_schedule(module: IRModule, target: Target) -> IRModule:
     missing = [name for name, scheduled in _scheduled(module).items() if not scheduled]
     if missing:
         raise TvmEnergyError(
-            f"TVM has no default GPU schedule for {_listing(missing)}; tune these kernels first"
+            f"TVM has no default GPU schedule for {listing(missing)}; tune these kernels first"
         )
     return module
 

@@ -281,7 +281,7 @@ class _Engine:
 
         self.session.on_round = on_round
         self.progress.started(
-            [task.name for task in tasks], trials, str(self.device.identity["name"]), self.resumed
+            [task.name for task in tasks], trials, self._device_name(), self.resumed
         )
         for workload, task in left.items():
             self.session.add_task(workload, task.name, float(task.weight))
@@ -297,6 +297,11 @@ class _Engine:
             raise Interrupted(
                 f"stopped after {done} of {trials} trials; the same command continues from there"
             )
+
+    def _device_name(self) -> str:
+        """The name by which the user knows the device."""
+        simulated = self.device.spec.startswith("sim:")
+        return self.device.spec if simulated else str(self.device.identity["name"])
 
     def _search(
         self, tasks: dict[str, TuningTask], trials: int, per_round: int, stock: Mapping[str, Any]

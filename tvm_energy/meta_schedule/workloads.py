@@ -8,7 +8,6 @@ network of the same shape asks for.
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,11 +19,12 @@ from numpy.typing import NDArray
 
 from tvm_energy.errors import ConfigurationError
 from tvm_energy.meta_schedule import workload_references as references
+from tvm_energy.spelling import listing, suggestion
 
 if TYPE_CHECKING:
     from tvm.tirx import PrimFunc
 
-__all__ = ["WORKLOADS", "Argument", "Parameter", "Workload", "WorkloadSpec", "parse_workload"]
+__all__ = ["Argument", "Parameter", "WORKLOADS", "Workload", "WorkloadSpec", "parse_workload"]
 
 Values = Mapping[str, Any]  #: parameter name -> int (sizes) or str (data types)
 
@@ -60,9 +60,9 @@ class Parameter:
         """
         if self.choices:
             if text not in self.choices:
-                hint = _suggestion(text, self.choices)
+                hint = suggestion(text, self.choices)
                 raise ConfigurationError(
-                    f"{self.name}={text!r} is not known; use {_listing(self.choices)}{hint}"
+                    f"{self.name}={text!r} is not known; use {listing(self.choices)}{hint}"
                 )
             return text
         try:
@@ -195,8 +195,8 @@ def parse_workload(spec: str) -> Workload:
     kind = WORKLOADS.get(name.strip())
     if kind is None:
         raise ConfigurationError(
-            f"workload {name!r} is not known; use one of {_listing(WORKLOADS)}"
-            f"{_suggestion(name, WORKLOADS)}"
+            f"workload {name!r} is not known; use one of {listing(WORKLOADS)}"
+            f"{suggestion(name, WORKLOADS)}"
         )
     values = _fill(kind, _assignments(kind, rest))
     canonical = ",".join(f"{key}={value}" for key, value in values.items())
@@ -216,12 +216,12 @@ def _assignments(kind: WorkloadSpec, text: str) -> dict[str, int | str]:
         if not equals or not value:
             raise ConfigurationError(
                 f"{item!r} in workload {kind.name!r} is not PARAMETER=VALUE; "
-                f"parameters: {_listing(parameters)}"
+                f"parameters: {listing(parameters)}"
             )
         if key not in parameters:
             raise ConfigurationError(
                 f"workload {kind.name!r} has no parameter {key!r}; use one of "
-                f"{_listing(parameters)}{_suggestion(key, parameters)}"
+                f"{listing(parameters)}{suggestion(key, parameters)}"
             )
         if key in given:
             raise ConfigurationError(f"parameter {key!r} of workload {kind.name!r} is given twice")
@@ -261,15 +261,6 @@ def _arguments(kind: WorkloadSpec, values: Values) -> tuple[Argument, ...]:
                 f"{MAX_ELEMENTS} elements; use smaller sizes"
             )
     return arguments
-
-
-def _listing(names: Sequence[str] | Mapping[str, Any]) -> str:
-    return ", ".join(names)
-
-
-def _suggestion(word: str, names: Sequence[str] | Mapping[str, Any]) -> str:
-    close = difflib.get_close_matches(word.strip().lower(), list(names), n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 # ---- shapes -----------------------------------------------------------------------------------

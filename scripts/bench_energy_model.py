@@ -1,0 +1,386 @@
+"""How well the energy model predicts, on simulated GPUs.
+
+Candidates come from TVM's real CUDA design space, searched for low latency round by round as in a tuning
+run; their latency and energy come from the simulated device, with measuring noise on what the model
+learns from and none on what it is judged by. Round r is predicted by a model that learned from all
+tasks' earlier rounds; as in a run, it knows the latency of all of them and the energy of those near the
+fastest. Every number is simulated. The last line of stdout is one JSON object:
+
+for each device and variant (``factored``, ``direct``), means over tasks and rounds of
+
+``rank_all``, ``rank_gated``   rank correlation of energy with latency known: all kernels, and those
+                               that a latency gate of 50 % lets pass
+``rank_search``                the same with latency unknown, as in the search: all kernels
+``error_gated``, ``error_best``  median relative error: gated kernels, tenth with the least energy
+``coverage``                   share of gated kernels within two standard errors (95 % is right)
+
+and ``fit_5000_s``, ``predict_512_s``: seconds on this machine, with `--threads` threads.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tvm_energy.energy_model.base import Prediction, Sample
+from tvm_energy.energy_model.xgb import Variant, XgbKernelModel
+from tvm_energy.features import pool
+from tvm_energy.simulation.devices import find_device
+
+WORKLOADS = (
+    "matmul:m=128,n=768,k=768",
+    "matvec:m=3072,k=768",
+    "conv2d:n=1,ci=64,co=256,h=56,w=56,kh=1,kw=1,pad=0",
+    "conv2d:n=1,ci=256,co=256,h=14,w=14,kh=3,kw=3,pad=1",
+    "matmul:m=384,n=3072,k=768",
+    "matvec:m=4096,k=4096",
+)
+QUICK = 3
+VARIANTS: tuple[Variant, ...] = ("factored", "direct")
+
+#: Kernels this much slower than the fastest so far get an energy measurement.
+GATE = 0.5
+#: Relative standard deviation of what is measured.
+LATENCY_NOISE = 0.005
+ENERGY_NOISE = 0.01
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """All candidates of one task, in the order in which they were tried.
+
+    Attributes:
+        rows: per-store features, one array (n_stores, 164) a kernel.
+        round: shape (n,).
+        latency_s, energy_j: noise-free, by device, shape (n,).
+    """
+
+    rows: list[np.ndarray]
+    round: np.ndarray
+    latency_s: dict[str, np.ndarray]
+    energy_j: dict[str, np.ndarray]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
+    parser.add_argument("--quick", action="store_true", help="three workloads, few rounds")
+    parser.add_argument("--json", action="store_true", help="print only the JSON object")
+    parser.add_argument("--devices", default="a100,rtx4090")
+    parser.add_argument("--rounds", type=int, default=None)
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--pool", type=Path, help=".npz that keeps the candidates for the next run")
+    options = parser.parse_args()
+    rounds = options.rounds or (4 if options.quick else 8)
+    devices = options.devices.split(",")
+    workloads = WORKLOADS[:QUICK] if options.quick else WORKLOADS
+    if options.pool and options.pool.exists():
+        tasks = load(options.pool, devices)
+    else:
+        tasks = {}
+        for name in workloads:
+            tasks[name] = generate(name, devices, rounds, options.batch, options.seed)
+            if options.pool:
+                save(options.pool, tasks)
+            say(options, f"{name}: {len(tasks[name].rows)} candidates [simulated]")
+    result: dict[str, Any] = {
+        "simulated": True,
+        "tasks": len(tasks),
+        "candidates": sum(len(task.rows) for task in tasks.values()),
+    }
+    for device in devices:
+        result[device] = {}
+        for variant in VARIANTS:
+            model = XgbKernelModel(variant, seed=options.seed, threads=options.threads)
+            result[device][variant] = judge(model, tasks, device, options.seed)
+            say(options, f"{device} {variant}: {result[device][variant]} [simulated]")
+    result |= speed(tasks, devices[0], options.threads)
+    print(json.dumps(result))
+
+
+def say(options: argparse.Namespace, text: str) -> None:
+    if not options.json:
+        print(text, file=sys.stderr, flush=True)
+
+
+# -- candidates --------------------------------------------------------------------------------
+
+
+def generate(name: str, devices: list[str], rounds: int, batch: int, seed: int) -> Kernels:
+    """Search one workload for low latency on the first device; evaluate on all."""
+    from tvm_energy.meta_schedule.compat import import_tensor_intrinsics
+
+    import_tensor_intrinsics()
+    from tvm.s_tir import meta_schedule as ms
+    from tvm.target import Target
+
+    from tvm_energy.meta_schedule.tuning import normalized
+    from tvm_energy.meta_schedule.workloads import parse_workload
+
+    target = Target(find_device(devices[0]).target)
+    module = normalized(parse_workload(name).primfunc())
+    database = ms.database.MemoryDatabase()
+    workload = database.commit_workload(module)
+    context = ms.TuneContext(
+        mod=module,
+        target=target,
+        space_generator="post-order-apply",
+        search_strategy=ms.search_strategy.EvolutionarySearch(
+            # A matvec has few schedules: ask for no more unmeasured ones than it can give.
+            population_size=2 * batch,
+            init_min_unmeasured=4,
+        ),
+        task_name=name,
+        rand_state=seed,
+        num_threads=1,
+    )
+    extractor = ms.feature_extractor.PerStoreFeature(extract_workload=False)
+    model = XgbKernelModel(seed=seed, threads=1)
+    samples: list[Sample] = []
+    context.pre_tuning(
+        max_trials=rounds * batch,
+        num_trials_per_iter=batch,
+        database=database,
+        cost_model=_latency_cost_model(model, extractor),
+    )
+    rows, index, costs = [], [], []
+    for number in range(rounds):
+        candidates = context.generate_measure_candidates()
+        if candidates is None:
+            break
+        features = [row.numpy() for row in extractor.extract_from(context, candidates)]
+        results = []
+        for candidate, row in zip(candidates, features, strict=True):
+            cost = _evaluate(candidate.sch.mod, target, devices)
+            results.append(_runner_result(cost[0][0] if cost else None))
+            if cost is None:
+                continue
+            rows.append(row)
+            index.append(number)
+            costs.append(cost)
+            samples.append(Sample(group="", features=pool([row])[0], latency_s=cost[0][0]))
+            database.commit_tuning_record(
+                ms.database.TuningRecord(
+                    candidate.sch.trace, workload, [cost[0][0]], target, candidate.args_info
+                )
+            )
+        model.fit(samples)
+        context.notify_runner_results(candidates, results)
+    context.post_tuning()
+    if not costs:
+        sys.exit(f"{name}: no candidate was found")
+    table = np.array(costs)  # (n, devices, 2)
+    return Kernels(
+        rows=rows,
+        round=np.array(index),
+        latency_s={device: table[:, at, 0] for at, device in enumerate(devices)},
+        energy_j={device: table[:, at, 1] for at, device in enumerate(devices)},
+    )
+
+
+def _evaluate(module: Any, target: Any, devices: list[str]) -> list[tuple[float, float]] | None:
+    """Latency and energy on each device; None where the kernel is refused by one."""
+    from tvm_energy.errors import TvmEnergyError
+    from tvm_energy.meta_schedule.kernel_description import describe_kernel
+    from tvm_energy.simulation.gpu import simulate
+
+    try:
+        work = describe_kernel(module, target)
+        truths = [simulate(find_device(device), work) for device in devices]
+    except TvmEnergyError:
+        return None
+    return [(truth.latency_s, truth.energy_j) for truth in truths]
+
+
+def _runner_result(latency_s: float | None) -> Any:
+    from tvm.s_tir.meta_schedule.runner import RunnerResult
+
+    if latency_s is None:
+        return RunnerResult(None, "refused")
+    return RunnerResult([latency_s], None)
+
+
+def _latency_cost_model(model: XgbKernelModel, extractor: Any) -> Any:
+    """Scores by predicted latency; at random while nothing is known."""
+    from tvm.ir.utils import derived_object
+    from tvm.s_tir.meta_schedule.cost_model import PyCostModel
+
+    rng = np.random.default_rng(0)
+
+    @derived_object
+    class LatencyCostModel(PyCostModel):
+        def load(self, path: str) -> None:
+            pass
+
+        def save(self, path: str) -> None:
+            pass
+
+        def update(self, context: Any, candidates: Any, results: Any) -> None:
+            pass
+
+        def predict(self, context: Any, candidates: Any) -> np.ndarray:
+            rows = [row.numpy() for row in extractor.extract_from(context, candidates)]
+            prediction = model.predict(pool(rows), "") if rows else None
+            if prediction is None:
+                return rng.random(len(candidates))
+            return np.asarray(1e-6 / prediction.latency_s, dtype="float64")
+
+    return LatencyCostModel()
+
+
+def save(path: Path, tasks: dict[str, Kernels]) -> None:
+    arrays: dict[str, np.ndarray] = {"names": np.array(list(tasks))}
+    for number, task in enumerate(tasks.values()):
+        arrays[f"{number}.rows"] = np.concatenate(task.rows)
+        arrays[f"{number}.stores"] = np.array([len(row) for row in task.rows])
+        arrays[f"{number}.round"] = task.round
+        for device in task.latency_s:
+            arrays[f"{number}.{device}.latency_s"] = task.latency_s[device]
+            arrays[f"{number}.{device}.energy_j"] = task.energy_j[device]
+    np.savez_compressed(path, **arrays)
+
+
+def load(path: Path, devices: list[str]) -> dict[str, Kernels]:
+    tasks = {}
+    with np.load(path, allow_pickle=False) as file:
+        for number, name in enumerate(file["names"]):
+            ends = np.cumsum(file[f"{number}.stores"])
+            tasks[str(name)] = Kernels(
+                rows=np.split(file[f"{number}.rows"], ends[:-1]),
+                round=file[f"{number}.round"],
+                latency_s={d: file[f"{number}.{d}.latency_s"] for d in devices},
+                energy_j={d: file[f"{number}.{d}.energy_j"] for d in devices},
+            )
+    return tasks
+
+
+# -- judging -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Round:
+    """One round of one task: what is predicted and the truth."""
+
+    task: str
+    features: np.ndarray
+    latency_s: np.ndarray
+    energy_j: np.ndarray
+    gated: np.ndarray
+    samples: list[Sample]
+
+
+def rounds_of(name: str, task: Kernels, device: str, seed: int) -> Iterator[Round]:
+    rng = np.random.default_rng(seed)
+    features = pool(task.rows)
+    latency_s, energy_j = task.latency_s[device], task.energy_j[device]
+    for number in range(int(task.round.max()) + 1):
+        now = task.round == number
+        best_s = latency_s[task.round <= number].min()
+        gated = latency_s[now] <= (1 + GATE) * best_s
+        noisy_s = latency_s[now] * (1 + LATENCY_NOISE * rng.standard_normal(now.sum()))
+        noisy_j = energy_j[now] * (1 + ENERGY_NOISE * rng.standard_normal(now.sum()))
+        yield Round(
+            task=name,
+            features=features[now],
+            latency_s=latency_s[now],
+            energy_j=energy_j[now],
+            gated=gated,
+            samples=[
+                Sample(group=name, features=f, latency_s=float(t), energy_j=float(e) if g else None)
+                for f, t, e, g in zip(features[now], noisy_s, noisy_j, gated, strict=True)
+            ],
+        )
+
+
+def judge(
+    model: XgbKernelModel, tasks: dict[str, Kernels], device: str, seed: int
+) -> dict[str, float]:
+    """Mean quality over the rounds that could be predicted."""
+    known: list[Sample] = []
+    scores: dict[str, list[float]] = {}
+    for batches in zip(
+        *(rounds_of(name, task, device, seed) for name, task in tasks.items()), strict=False
+    ):
+        for batch in batches:
+            measured_s = np.array([sample.latency_s for sample in batch.samples])
+            with_latency = model.predict(batch.features, batch.task, latency_s=measured_s)
+            without = model.predict(batch.features, batch.task)
+            if with_latency is None or with_latency.energy_j is None or without is None:
+                continue
+            for key, value in quality(batch, with_latency, without).items():
+                if np.isfinite(value):
+                    scores.setdefault(key, []).append(value)
+        known += [sample for batch in batches for sample in batch.samples]
+        model.fit(known)
+    return {key: round(statistics.mean(values), 4) for key, values in sorted(scores.items())}
+
+
+def quality(batch: Round, known: Prediction, unknown: Prediction) -> dict[str, float]:
+    assert known.energy_j is not None
+    assert known.energy_stderr_j is not None
+    assert unknown.energy_j is not None
+    error = np.abs(known.energy_j / batch.energy_j - 1)
+    best = np.argsort(batch.energy_j)[: max(1, len(error) // 10)]
+    inside = np.abs(known.energy_j - batch.energy_j) <= 2 * known.energy_stderr_j
+    gated = batch.gated
+    return {
+        "rank_all": rank(known.energy_j, batch.energy_j),
+        "rank_gated": rank(known.energy_j[gated], batch.energy_j[gated]),
+        "rank_search": rank(unknown.energy_j, batch.energy_j),
+        "error_gated": float(np.median(error[gated])) if gated.any() else np.nan,
+        "error_best": float(np.median(error[best])),
+        "coverage": float(np.mean(inside[gated])) if gated.any() else np.nan,
+    }
+
+
+def rank(one: np.ndarray, other: np.ndarray) -> float:
+    """Spearman's rank correlation; NaN for fewer than five or constant values."""
+    from scipy.stats import spearmanr
+
+    if len(one) < 5 or np.ptp(one) == 0 or np.ptp(other) == 0:
+        return float("nan")
+    return float(spearmanr(one, other).statistic)
+
+
+def speed(tasks: dict[str, Kernels], device: str, threads: int) -> dict[str, float]:
+    """Seconds to fit 5,000 samples (all with energy) and to predict 512 without latency."""
+    samples = [
+        replace(sample, energy_j=float(energy_j))
+        for name, task in tasks.items()
+        for batch in rounds_of(name, task, device, 0)
+        for sample, energy_j in zip(batch.samples, batch.energy_j, strict=True)
+    ]
+    rng = np.random.default_rng(0)
+    many = [
+        replace(s, features=s.features + 0.01 * rng.standard_normal(len(s.features)))
+        for s in (samples[int(at)] for at in rng.integers(len(samples), size=5000))
+    ]
+    model = XgbKernelModel(threads=threads)
+    fits, predictions = [], []
+    for _ in range(3):
+        started = time.perf_counter()
+        model.fit(many)
+        fits.append(time.perf_counter() - started)
+    features = np.stack([sample.features for sample in many[:512]])
+    for _ in range(20):
+        started = time.perf_counter()
+        model.predict(features, many[0].group)
+        predictions.append(time.perf_counter() - started)
+    return {
+        "fit_5000_s": round(statistics.median(fits), 3),
+        "predict_512_s": round(statistics.median(predictions), 4),
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tvm_energy.errors import ConfigurationError
+from tvm_energy.policy import (
+    Feedback,
+    Gate,
+    PolicyState,
+    Snr,
+    parse_policy,
+    state_from_json,
+    state_to_json,
+)
+
+
+def gate(count: int, predicted: bool = True) -> Gate:
+    energy_j = np.arange(count, 0, -1, dtype=float)  # the last is the lowest
+    return Gate(
+        latency_s=np.ones(count),
+        energy_j=energy_j if predicted else None,
+        energy_stderr_j=0.1 * energy_j if predicted else None,
+    )
+
+
+def feedback(error: float, count: int = 20, seed: int = 0) -> Feedback:
+    """Predictions off by `error` standard deviations of the true energies."""
+    rng = np.random.default_rng(seed)
+    truth = rng.normal(10, 1, count)
+    return Feedback(
+        gated=count,
+        measured=count,
+        measured_j=truth,
+        predicted_j=truth + error * rng.normal(0, 1, count),
+    )
+
+
+@pytest.mark.parametrize("spec", ["all", "none", "fixed:0.25", Snr().spec])
+def test_spec_is_read_back(spec: str) -> None:
+    assert parse_policy(spec).spec == spec
+    assert parse_policy(parse_policy(spec)).spec == spec
+
+
+def test_snr_options() -> None:
+    assert parse_policy("snr:threshold=20,step=0.1,start=0.8,floor=0.2") == Snr(20, 0.1, 0.8, 0.2)
+    assert parse_policy("snr") == Snr()
+
+
+@pytest.mark.parametrize(
+    ("spec", "text"),
+    [
+        ("most", "unknown policy 'most'; known are all, none"),
+        ("fixed", "write fixed:0.25"),
+        ("fixed:x", "write fixed:0.25"),
+        ("fixed:2", "between 0 and 1, got 2"),
+        ("fixed:nan", "between 0 and 1"),
+        ("snr:speed=1", "'speed=1' is not one of"),
+        ("snr:step=x", "'step=x' is not one of"),
+        ("snr:step=0", "0 < step"),
+        ("snr:floor=0", "0 < floor"),
+        ("all:3", "unknown policy"),
+    ],
+)
+def test_wrong_specs(spec: str, text: str) -> None:
+    with pytest.raises(ConfigurationError, match=text):
+        parse_policy(spec)
+
+
+def test_all_none_and_fixed() -> None:
+    rng = np.random.default_rng(0)
+    choices = {
+        spec: parse_policy(spec).choose(parse_policy(spec).start(), gate(10), rng)
+        for spec in ("all", "none", "fixed:0.3")
+    }
+    assert choices["all"] == [9, 8, 7, 6, 5, 4, 3, 2, 1, 0]
+    assert choices["none"] == []
+    assert choices["fixed:0.3"] == [9, 8, 7]
+
+
+def test_snr_round_by_round() -> None:
+    policy = Snr(threshold=6, step=0.3, start_fraction=1.0, floor=0.1)
+    state = policy.start()
+    fractions = [state.fraction]
+    for quality in [feedback(0.1), feedback(0.1), feedback(0.1), feedback(2.0), feedback(2.0)]:
+        state = policy.update(state, quality)
+        fractions.append(state.fraction)
+    assert fractions == pytest.approx([1.0, 0.7, 0.4, 0.1, 0.4, 0.7])
+    assert state.rounds == 5
+
+
+def test_snr_in_decibels() -> None:
+    truth = np.array([1.0, 2.0, 3.0])
+    assert Feedback(measured_j=truth, predicted_j=truth + 0.1).snr_db == pytest.approx(
+        10 * math.log10(2 / 0.03)
+    )
+    mean = Feedback(measured_j=truth, predicted_j=np.full(3, 2.0)).snr_db
+    assert mean == pytest.approx(0.0)
+    assert Feedback(measured_j=truth[:2], predicted_j=truth[:2] + 1).snr_db is None
+    assert Feedback().snr_db is None
+
+
+def test_first_round_measures_all_and_later_ones_probe() -> None:
+    policy, rng = Snr(), np.random.default_rng(0)
+    assert sorted(policy.choose(policy.start(), gate(8, predicted=False), rng)) == list(range(8))
+    chosen = policy.choose(PolicyState(fraction=0.25), gate(8), rng)
+    assert chosen[:2] == [7, 6]
+    assert len(chosen) == 3
+    assert chosen[2] in range(6)
+
+
+@given(
+    count=st.integers(0, 40),
+    fraction=st.floats(0, 1),
+    predicted=st.booleans(),
+    spec=st.sampled_from(["all", "none", "fixed:0.2", "snr"]),
+    seed=st.integers(0, 2**31),
+)
+def test_choices_are_valid(
+    count: int, fraction: float, predicted: bool, spec: str, seed: int
+) -> None:
+    policy = parse_policy(spec)
+    state = PolicyState(fraction=fraction)
+    chosen = policy.choose(state, gate(count, predicted), np.random.default_rng(seed))
+    assert len(set(chosen)) == len(chosen)
+    assert all(0 <= index < count for index in chosen)
+    assert chosen == policy.choose(state, gate(count, predicted), np.random.default_rng(seed))
+    if spec != "none" and count:
+        assert chosen
+
+
+@given(errors=st.lists(st.floats(0, 5), max_size=30), seed=st.integers(0, 1000))
+def test_k_stays_within_floor_and_one(errors: list[float], seed: int) -> None:
+    policy = Snr()
+    state = policy.start()
+    for error in errors:
+        state = policy.update(state, feedback(error, seed=seed))
+        assert policy.floor - 1e-12 <= state.fraction <= 1
+        assert state_from_json(json.loads(json.dumps(state_to_json(state)))) == state
+
+
+@pytest.mark.parametrize("values", [{}, {"fraction": "x"}, {"fraction": 7}, {"rounds": -1}])
+def test_broken_states_start_anew(values: dict[str, object]) -> None:
+    assert state_from_json(values) == PolicyState()

@@ -1,0 +1,309 @@
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.stats import spearmanr
+
+from tvm_energy.energy_model.xgb import XgbKernelModel
+from tvm_energy.measurement import EnergyMeasurement
+from tvm_energy.objective import parse_objective
+from tvm_energy.policy import parse_policy
+from tvm_energy.records import (
+    FILE_NAME,
+    CandidateRecord,
+    FinalRecord,
+    Header,
+    RecordLog,
+    RoundRecord,
+    read_records,
+)
+from tvm_energy.session import Candidate, Session
+
+TASK = "1234"
+
+
+class Kernels:
+    """A made-up device: latency and power are functions of six numbers.
+
+    Later batches come nearer to the least latency, as those of a search do.
+    """
+
+    def __init__(self, seed: int = 0) -> None:
+        self._rng = np.random.default_rng(seed)
+        self._made = 0
+        self.features: dict[str, np.ndarray] = {}
+        self.measured: list[str] = []
+        self.broken: set[str] = set()
+
+    def latency_s(self, key: str) -> float:
+        x = self.features[key]
+        return float(1e-3 * np.exp(0.3 * x[0] + 0.2 * x[1]))
+
+    def energy_j(self, key: str) -> float:
+        x = self.features[key]
+        return self.latency_s(key) * float(100 + 100 * x[2] + 50 * x[3])
+
+    def batch(self, count: int) -> list[Candidate]:
+        result = []
+        spread = 0.7 ** (self._made / 32)
+        for _ in range(count):
+            key = f"k{self._made}"
+            self._made += 1
+            self.features[key] = self._rng.random(6) * [spread, spread, 1, 1, 1, 1]
+            result.append(
+                Candidate(
+                    key=key,
+                    module=f"m{key}",
+                    features=self.features[key],
+                    latency_s=self.latency_s(key),
+                )
+            )
+        return result
+
+    def measurement(self, key: str) -> EnergyMeasurement:
+        energy_j = self.energy_j(key)
+        return EnergyMeasurement(
+            energy_j=energy_j,
+            stderr_j=0.002 * energy_j,
+            latency_s=self.latency_s(key),
+            launches=1000,
+            windows=2,
+            window_s=2.0,
+            sensor_updates=20,
+            method="counter",
+            meter="simulated",
+            scope="gpu",
+            device_s=3.0,
+            simulated=True,
+        )
+
+    def measurer(self, batch: Sequence[Candidate]):
+        def measure(chosen: Sequence[int]) -> Iterator[EnergyMeasurement | str]:
+            for index in chosen:
+                key = batch[index].key
+                self.measured.append(key)
+                yield "the kernel crashed" if key in self.broken else self.measurement(key)
+
+        return measure
+
+
+def make_session(log: RecordLog | None = None, **changes: str) -> Session:
+    return Session(
+        objective=parse_objective(changes.get("objective", "energy:slack=0.05")),
+        policy=parse_policy(changes.get("policy", "snr")),
+        model=XgbKernelModel(seed=1),
+        log=log,
+        rng=np.random.default_rng(1),
+    )
+
+
+def play(session: Session, device: Kernels, rounds: int, size: int = 32) -> list[RoundRecord]:
+    session.add_task(TASK, "main")
+    records = []
+    for _ in range(rounds):
+        batch = device.batch(size)
+        records.append(session.run_round(TASK, batch, device.measurer(batch)))
+    return records
+
+
+def test_the_winner_is_measured_and_within_the_slack() -> None:
+    session, device = make_session(), Kernels()
+    play(session, device, 6)
+    choice = session.choice(TASK)
+    assert choice is not None
+    assert choice.best.measured is not None
+    assert choice.best.key in device.measured
+    assert choice.best.latency_s <= 1.05 * choice.fastest.latency_s
+    allowed = [
+        key for key in device.measured if device.latency_s(key) <= 1.05 * choice.fastest.latency_s
+    ]
+    assert device.energy_j(choice.best.key) == pytest.approx(
+        min(device.energy_j(key) for key in allowed), rel=0.01
+    )
+
+
+def test_the_gate_narrows_and_only_gated_kernels_are_measured() -> None:
+    session, device = make_session(policy="all"), Kernels()
+    records = play(session, device, 8)
+    first_s = min(device.latency_s(f"k{index}") for index in range(32))
+    first = {key for key in device.measured if int(key[1:]) < 32}
+    assert 1.05 * first_s < max(map(device.latency_s, first)) <= 1.5 * first_s
+    best_s = min(map(device.latency_s, device.features))
+    late = {key for key in device.measured if int(key[1:]) >= 32 * 6}
+    assert max(device.latency_s(key) for key in late) <= 1.06 * best_s
+    assert all(record.measured == record.gated for record in records)
+
+
+def test_predictions_are_made_before_measuring_and_kept_apart(tmp_path: Path) -> None:
+    with RecordLog(tmp_path) as log:
+        log.append(header())
+        session, device = make_session(log), Kernels()
+        play(session, device, 5)
+    records = list(read_records(tmp_path / FILE_NAME))
+    tried = [record for record in records if isinstance(record, CandidateRecord)]
+    first, last = ([r for r in tried if r.round == n] for n in (0, 4))
+    assert all(record.predicted_energy_j is None for record in first)
+    assert all(record.predicted_energy_j is not None for record in last)
+    both = [r for r in last if r.measured]
+    assert any(r.predicted_energy_j != r.measured.energy_j for r in both if r.measured)
+    unmeasured = [record for record in tried if record.measured is None]
+    assert unmeasured
+    rounds = [record for record in records if isinstance(record, RoundRecord)]
+    assert sum(record.measured for record in rounds) == len(tried) - len(unmeasured)
+    assert rounds[0].seconds["measure_device"] == pytest.approx(3.0 * rounds[0].measured)
+
+
+def test_snr_measures_less_than_all_at_little_regret() -> None:
+    outcomes = {}
+    for policy in ("all", "snr"):
+        session, device = make_session(policy=policy), Kernels(seed=5)
+        play(session, device, 12)
+        choice = session.choice(TASK)
+        assert choice is not None
+        outcomes[policy] = (len(device.measured), device.energy_j(choice.best.key))
+    assert outcomes["snr"][0] < 0.8 * outcomes["all"][0]
+    assert outcomes["snr"][1] < 1.03 * outcomes["all"][1]
+
+
+def test_scores_lead_to_cheap_fast_kernels() -> None:
+    session, device = make_session(), Kernels()
+    play(session, device, 6)
+    fresh = device.batch(200)
+    scores = session.scores(TASK, np.stack([c.features for c in fresh]))
+    assert (scores > 0).all()
+    latency_s = np.array([device.latency_s(c.key) for c in fresh])
+    energy_j = np.array([device.energy_j(c.key) for c in fresh])
+    cost = session.objective.search_cost(latency_s, energy_j, float(latency_s.min()))
+    chosen = np.argsort(-scores)[:20]
+    assert cost[chosen].mean() < 0.8 * cost.mean()
+    assert spearmanr(scores, -cost).statistic > 0.6
+
+
+def test_scores_are_random_before_anything_is_known() -> None:
+    session = make_session()
+    scores = session.scores(TASK, np.zeros((50, 6)))
+    assert len(set(scores)) == 50
+    assert session.scores(TASK, np.zeros((0, 6))).shape == (0,)
+
+
+def test_parents_are_ordered_by_measured_then_predicted_energy() -> None:
+    session, device = make_session(), Kernels()
+    play(session, device, 6)
+    known = {key: kernel.latency_s for key, kernel in session.kernels(TASK).items()}
+    order = session.parents(TASK, known)
+    assert sorted(order) == sorted(known)
+    top, bottom = order[:20], order[-20:]
+    assert np.mean([device.energy_j(k) for k in top]) < np.mean(
+        [device.energy_j(k) for k in bottom]
+    )
+    by_latency = sorted(known, key=lambda key: known[key])
+    assert order != by_latency
+
+
+def test_latency_objective_measures_nothing_and_ranks_by_time() -> None:
+    session, device = make_session(objective="latency"), Kernels()
+    play(session, device, 3)
+    assert device.measured == []
+    choice = session.choice(TASK)
+    assert choice is not None
+    assert choice.best.key == min(device.features, key=device.latency_s)
+
+
+def test_failed_candidates_and_failed_measurements(tmp_path: Path) -> None:
+    with RecordLog(tmp_path) as log:
+        log.append(header())
+        session, device = make_session(log, policy="all"), Kernels()
+        session.add_task(TASK, "main")
+        batch = device.batch(8)
+        fastest = min(batch, key=lambda candidate: candidate.latency_s or 0)
+        device.broken.add(fastest.key)
+        failed = Candidate(
+            key="bad", features=np.zeros(6), latency_s=None, error="build: too much shared memory"
+        )
+        session.run_round(TASK, [*batch, failed], device.measurer([*batch, failed]))
+    records = {
+        record.key: record
+        for record in read_records(tmp_path / FILE_NAME)
+        if isinstance(record, CandidateRecord)
+    }
+    assert records["bad"].error == "build: too much shared memory"
+    assert records[fastest.key].error == "the kernel crashed"
+    assert records[fastest.key].measured is None
+    choice = session.choice(TASK)
+    assert choice is not None
+    assert choice.best.key != fastest.key
+
+
+def test_all_failing_is_no_disaster() -> None:
+    session = make_session()
+    session.add_task(TASK, "main")
+    failed = Candidate(key="bad", features=np.zeros(6), latency_s=None, error="build: x")
+    record = session.run_round(TASK, [failed], lambda chosen: iter(()))
+    assert (record.candidates, record.gated, record.measured) == (1, 0, 0)
+    assert session.choice(TASK) is None
+    assert session.best_cost(TASK) is None
+    assert session.finalists(TASK, 4) == []
+
+
+def test_a_restored_session_goes_on_where_the_first_stopped(tmp_path: Path) -> None:
+    device = Kernels()
+    with RecordLog(tmp_path) as log:
+        log.append(header())
+        first = make_session(log)
+        play(first, device, 4)
+    second = make_session()
+    second.restore(read_records(tmp_path / FILE_NAME))
+    assert second.kernels(TASK).keys() == first.kernels(TASK).keys()
+    assert second.best_cost(TASK) == first.best_cost(TASK)
+    second.add_features(TASK, device.features)
+    second.learn()
+    # The same kernels again: nothing is measured twice.
+    known = [
+        Candidate(key=key, features=device.features[key], latency_s=device.latency_s(key))
+        for key in list(second.kernels(TASK))[:10]
+    ]
+    before = len(device.measured)
+    record = second.run_round(TASK, known, device.measurer(known))
+    assert record.candidates == 0
+    assert record.round == 4
+    assert len(device.measured) == before
+
+
+def test_finalists_decide_and_are_marked_stale_by_later_kernels(tmp_path: Path) -> None:
+    device = Kernels()
+    with RecordLog(tmp_path) as log:
+        log.append(header())
+        session = make_session(log)
+        play(session, device, 4)
+        keys = session.finalists(TASK, 3)
+        fastest = min(session.kernels(TASK), key=device.latency_s)
+        assert fastest in keys
+        session.record_finals(TASK, {key: device.measurement(key) for key in keys})
+        assert session.finals_done(TASK)
+        choice = session.choice(TASK)
+        assert choice is not None
+        assert choice.best.key in keys
+        assert choice.best.final
+    finals = [r for r in read_records(tmp_path / FILE_NAME) if isinstance(r, FinalRecord)]
+    assert [record.key for record in finals] == keys
+    again = make_session()
+    again.restore(read_records(tmp_path / FILE_NAME))
+    assert again.finals_done(TASK)
+    play(again, device, 1)
+    assert not again.finals_done(TASK)
+
+
+def header() -> Header:
+    return Header(
+        device={"name": "made up", "uuid": "x"},
+        meter=None,
+        objective="energy:slack=0.05",
+        policy="snr",
+        plan={},
+        versions={},
+        seed=1,
+        created=0.0,
+    )

@@ -1,0 +1,5 @@
+"""``python -m tvm_energy.cli``."""
+
+from tvm_energy.cli import main
+
+main()

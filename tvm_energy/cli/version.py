@@ -1,0 +1,19 @@
+"""``tvm-energy version``."""
+
+from __future__ import annotations
+
+import typer
+
+from tvm_energy.cli.guard import Debug, Json, guarded, print_json
+from tvm_energy.version import __version__
+
+NAME = "version"
+
+
+@guarded
+def command(as_json: Json = False, debug: Debug = False) -> None:
+    """Print the version of tvm-energy."""
+    if as_json:
+        print_json({"version": __version__})
+    else:
+        typer.echo(f"tvm-energy {__version__}")
