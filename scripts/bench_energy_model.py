@@ -39,8 +39,8 @@ from tvm_energy.simulation.devices import find_device
 WORKLOADS = (
     "matmul:m=128,n=768,k=768",
     "matvec:m=3072,k=768",
-    "conv2d:n=1,ci=64,co=256,h=56,w=56,kh=1,kw=1,pad=0",
-    "conv2d:n=1,ci=256,co=256,h=14,w=14,kh=3,kw=3,pad=1",
+    "conv2d:n=1,ci=64,co=256,h=56,w=56,kernel=1,padding=0",
+    "conv2d:n=1,ci=256,co=256,h=14,w=14,kernel=3,padding=1",
     "matmul:m=384,n=3072,k=768",
     "matvec:m=4096,k=4096",
 )
@@ -79,20 +79,20 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--pool", type=Path, help=".npz that keeps the candidates for the next run")
+    parser.add_argument("--pool", type=Path, help=".npz that keeps candidates for the next run")
     options = parser.parse_args()
     rounds = options.rounds or (4 if options.quick else 8)
     devices = options.devices.split(",")
     workloads = WORKLOADS[:QUICK] if options.quick else WORKLOADS
-    if options.pool and options.pool.exists():
-        tasks = load(options.pool, devices)
-    else:
-        tasks = {}
-        for name in workloads:
-            tasks[name] = generate(name, devices, rounds, options.batch, options.seed)
+    kept = load(options.pool, devices) if options.pool and options.pool.exists() else {}
+    tasks = {}
+    for name in workloads:
+        if name not in kept:
+            kept[name] = generate(name, devices, rounds, options.batch, options.seed)
             if options.pool:
-                save(options.pool, tasks)
-            say(options, f"{name}: {len(tasks[name].rows)} candidates [simulated]")
+                save(options.pool, kept)
+        tasks[name] = kept[name]
+        say(options, f"{name}: {len(tasks[name].rows)} candidates [simulated]")
     result: dict[str, Any] = {
         "simulated": True,
         "tasks": len(tasks),
@@ -136,9 +136,10 @@ def generate(name: str, devices: list[str], rounds: int, batch: int, seed: int) 
         target=target,
         space_generator="post-order-apply",
         search_strategy=ms.search_strategy.EvolutionarySearch(
-            # A matvec has few schedules: ask for no more unmeasured ones than it can give.
             population_size=2 * batch,
-            init_min_unmeasured=4,
+            # Few random schedules of a matvec fit into shared memory: take few, and try long.
+            init_min_unmeasured=8,
+            max_fail_count=50,
         ),
         task_name=name,
         rand_state=seed,

@@ -19,7 +19,7 @@ from rich.console import Console
 
 from tvm_energy.cli import main
 from tvm_energy.cli.terminal import PlainProgress, TerminalProgress, make_progress
-from tvm_energy.cli.tune import parse_input_shapes
+from tvm_energy.cli.tune import Source, Task, parse_input_shapes, select
 from tvm_energy.errors import ConfigurationError
 from tvm_energy.progress import SilentProgress
 from tvm_energy.records import FILE_NAME
@@ -248,7 +248,7 @@ def test_doctor_fails_on_an_error(tmp_path: Path) -> None:
 
 # -- tune: what is wrong is found at once ----------------------------------------------------------
 
-SMALL = ["--workload", "matmul:m=32,n=32,k=32"]
+SMALL = ["--workload", "matmul:m=64,n=64,k=64"]
 
 
 @pytest.mark.parametrize(
@@ -296,6 +296,52 @@ def test_input_shapes() -> None:
 def test_wrong_input_shapes(text: str) -> None:
     with pytest.raises(ConfigurationError, match="NAME=1,3,224,224"):
         parse_input_shapes([text])
+
+
+def names(tasks: list[Task]) -> list[str]:
+    return [task.name for task in tasks]
+
+
+NETWORK = [
+    Task("conv1", None, weight=1, flop=50.0),
+    Task("conv2", None, weight=3, flop=20.0),
+    Task("softmax", None, weight=1, flop=1.0),
+    Task("dense", None, weight=1, flop=55.0),
+]
+
+
+def test_all_tasks_are_tuned_unless_some_are_chosen() -> None:
+    assert select(NETWORK, None, None) == NETWORK
+    assert names(select(NETWORK, "conv*", None)) == ["conv1", "conv2"]
+    assert names(select(NETWORK, "dense, conv1", None)) == ["conv1", "dense"]
+    assert select(NETWORK, None, 9) == NETWORK
+
+
+def test_the_costliest_tasks_are_those_with_most_operations_over_all_calls() -> None:
+    assert names(select(NETWORK, None, 2)) == ["conv2", "dense"]
+    assert names(select(NETWORK, "conv*", 1)) == ["conv2"]
+
+
+def test_a_pattern_that_fits_nothing_lists_the_names() -> None:
+    with pytest.raises(ConfigurationError, match="'pool'; there are conv1, conv2, softmax, dense"):
+        select(NETWORK, "conv1,pool", None)
+    with pytest.raises(ConfigurationError, match="no kernel to tune"):
+        select([], None, None)
+
+
+def test_the_work_dir_is_named_after_what_is_tuned() -> None:
+    def name(device: str = "sim:a100", **what) -> str:
+        return Source.parse(
+            what.get("model"), what.get("workloads", []), what.get("shapes", [])
+        ).directory_name(device)
+
+    assert name(model="onnx:alexnet") == "tvm-energy-alexnet-sim-a100"
+    assert name(model="onnx:alexnet", shapes=["data=2,3"]) != name(model="onnx:alexnet")
+    assert name("cuda:GPU-1", workloads=["matmul:m=2,n=2,k=2"]).endswith("-cuda-GPU-1")
+    many = [f"matmul:m={size}" for size in range(1, 20)]
+    assert name(workloads=many) == name(workloads=many)
+    assert name(workloads=many) != name(workloads=many[:-1])
+    assert len(name(workloads=many)) < 130
 
 
 # -- progress --------------------------------------------------------------------------------------
@@ -357,8 +403,8 @@ def test_progress_that_suits_stderr(monkeypatch: pytest.MonkeyPatch) -> None:
 
 # -- tune, for real, on a simulated GPU ------------------------------------------------------------
 
-TUNE = ["tune", *SMALL, "--device", "sim:a100", "--population", "16", "--seed", "3"]
-TUNE += ["--trials-per-round", "4", "--finalists", "2"]
+TUNE = ["tune", *SMALL, "--device", "sim:a100", "--population", "64", "--seed", "3"]
+TUNE += ["--trials-per-round", "8", "--finalists", "2"]
 
 
 @dataclass(frozen=True)
@@ -382,7 +428,7 @@ def test_tune_ends_with_one_object_on_stdout(run: Run) -> None:
     assert (values["device"], values["objective"]) == ("sim:a100", "energy:slack=0.05")
     assert values["work_dir"] == "out"
     (task,) = values["tasks"]
-    assert task["name"].startswith("matmul:m=32,n=32,k=32")
+    assert task["name"].startswith("matmul:m=64,n=64,k=64")
     assert task["candidates"] == 8
     assert task["energy_measurements"] >= 1
     for kernel in (task["fastest"], task["best"]):
@@ -406,27 +452,41 @@ def test_the_report_of_a_tuned_directory_is_what_tune_said(run: Run, cli: Cli) -
 
 
 @pytest.mark.tuning
-def test_the_same_command_continues_and_measures_nothing_twice(run: Run) -> None:
+def test_the_same_command_continues_and_measures_nothing_twice(run: Run, cli: Cli) -> None:
     log = run.work_dir / FILE_NAME
     before = log.read_text().count('"kind": "candidate"')
-    done = command(*TUNE, "--trials", "8", "--work-dir", run.work_dir)
-    assert done.returncode == 0, done.stderr
-    assert "continuing: 8 candidates are on record" in done.stderr
+    outcome = cli(*TUNE, "--trials", "8", "--work-dir", run.work_dir)
+    assert outcome.code == 0, outcome.stderr
+    assert "continuing: 8 candidates are on record" in outcome.stderr
     assert log.read_text().count('"kind": "candidate"') == before
-    assert done.stdout.startswith("SIMULATED DEVICE sim:a100")
+    assert outcome.stdout.startswith("SIMULATED DEVICE sim:a100")
 
 
 @pytest.mark.tuning
-def test_a_directory_in_use_or_of_another_device_is_refused(run: Run) -> None:
+def test_a_directory_in_use_is_refused(run: Run, cli: Cli) -> None:
     with locked_work_dir(run.work_dir):
-        done = command(*TUNE, "--trials", "8", "--work-dir", run.work_dir)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert f"in use by another tuning run (process {os.getpid()})" in done.stderr
+        outcome = cli(*TUNE, "--trials", "8", "--work-dir", run.work_dir)
+    assert (outcome.code, outcome.stdout) == (1, "")
+    assert f"in use by another tuning run (process {os.getpid()})" in outcome.stderr
+    assert "Traceback" not in outcome.stderr
+
+
+@pytest.mark.tuning
+def test_a_directory_of_another_device_is_refused(run: Run, cli: Cli) -> None:
     other = [item.replace("sim:a100", "sim:h200") for item in TUNE]
-    done = command(*other, "--trials", "8", "--work-dir", run.work_dir)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert "belongs to device" in done.stderr
-    assert "Traceback" not in done.stderr
+    outcome = cli(*other, "--trials", "8", "--work-dir", run.work_dir)
+    assert (outcome.code, outcome.stdout) == (1, "")
+    assert "belongs to device" in outcome.stderr
+    assert "Traceback" not in outcome.stderr
+
+
+@pytest.mark.tuning
+def test_an_energy_objective_without_a_meter_is_refused(cli: Cli, tmp_path: Path) -> None:
+    if any(Path("/sys/class/powercap").glob("*rapl:*")):
+        pytest.skip("this processor's energy may be readable")
+    outcome = cli("tune", *SMALL, "--device", "cpu", "--work-dir", tmp_path / "out")
+    assert (outcome.code, outcome.stdout) == (1, "")
+    assert "Use --objective latency, or a simulated device" in outcome.stderr
 
 
 @pytest.mark.tuning
@@ -459,8 +519,8 @@ def test_ctrl_c_says_how_to_continue(tmp_path: Path) -> None:
     assert process.returncode == 130, text
     assert out == ""
     (work_dir,) = re.findall(r"Work directory: (\S+)", text)
-    assert f"kept in {work_dir}; continue with:\n  tvm-energy tune --workload matmul:m=32" in rest
+    assert f"kept in {work_dir}; continue with:\n  tvm-energy tune --workload matmul:m=64" in rest
     assert "Traceback" not in text
     report = command("report", tmp_path / work_dir, "--json")
     assert report.returncode == 0
-    assert json.loads(report.stdout)["tasks"][0]["candidates"] >= 4
+    assert json.loads(report.stdout)["tasks"][0]["candidates"] >= 8

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from log_examples import candidate, final, header, measurement, round_record, tw
 
 from tvm_energy.errors import RecordFormatError, WorkDirError
 from tvm_energy.measurement import EnergyMeasurement
+from tvm_energy.meters.base import MeterInfo
 from tvm_energy.records import (
     FILE_NAME,
     CandidateRecord,
@@ -27,6 +29,8 @@ from tvm_energy.records import (
     repair_tail,
     to_json,
 )
+from tvm_energy.replay import KernelSummary, TaskSummary, Totals, summarize
+from tvm_energy.report import to_json as report_json
 
 GOOD = [
     header(),
@@ -353,3 +357,31 @@ def test_numbers_keep_every_bit(energy_j: float, latency_s: float, stderr_j: flo
 def test_power_is_energy_over_time() -> None:
     assert measurement(0.2, 1e-3).power_w == pytest.approx(200)
     assert isinstance(from_json(to_json(header())), Header)
+
+
+# -- the documentation -----------------------------------------------------------------------------
+
+
+def documented_lines(repository: Path) -> list[str]:
+    text = (repository / "docs" / "formats.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```json\n(.*?)```", text, flags=re.DOTALL)
+    return [line for block in blocks for line in block.splitlines()]
+
+
+def test_the_documented_examples_are_a_log(repository: Path, tmp_path: Path) -> None:
+    lines = documented_lines(repository)
+    records = [from_json(parse_line(line)) for line in lines]
+    assert {record.kind for record in records} == {record.kind for record in GOOD}
+    for line, record in zip(lines, records, strict=True):
+        assert to_json(record) == json.loads(line), "an example lacks a field or has one too many"
+    (task,) = summarize(write_log(tmp_path, records)).tasks
+    assert (task.candidates, task.failed, task.finalists) == (3, 1, 1)
+
+
+def test_every_field_is_documented(repository: Path) -> None:
+    text = (repository / "docs" / "formats.md").read_text(encoding="utf-8")
+    documented = set(re.findall(r"`([a-z_]+)`", text))
+    for cls in (*map(type, GOOD), EnergyMeasurement, TaskSummary, KernelSummary, Totals, MeterInfo):
+        fields = {item.name for item in dataclasses.fields(cls)}
+        assert fields <= documented, f"{cls.__name__}: {fields - documented}"
+    assert set(report_json(summarize(two_tasks()))) <= documented

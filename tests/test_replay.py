@@ -143,7 +143,7 @@ def test_a_task_without_a_schedule_is_no_candidate() -> None:
 
 def test_a_task_that_was_not_tried() -> None:
     task = only_task([header(), TaskRecord(task="t", workload="w0")])
-    assert task.reason == "no candidate was tried"
+    assert task.reason == "no candidate was tried; TVM's logs in the work directory may say why"
     assert summarize([header(), TaskRecord(task="t", workload="w0")]).totals is None
 
 

@@ -45,6 +45,8 @@ from tvm_energy.meters.window import (
     settle_s,
 )
 
+__all__ = ["measure", "measure_idle_power", "measure_interleaved"]
+
 #: Power is steady when two successive stretches differ by less than this.
 _STEADY = 0.03
 
@@ -160,8 +162,9 @@ def _measure_all(
     turns = [_Turns(load, meter, plan, scatter, alone=len(loads) == 1) for load in loads]
     for turn in turns:
         turn.prepare()
-    while any([turn.add_window() for turn in turns if turn.wants_more]):
-        pass
+    while waiting := [turn for turn in turns if turn.wants_more]:
+        for turn in waiting:
+            turn.add_window()
     return [turn.result(subtract_w) for turn in turns]
 
 
@@ -185,13 +188,16 @@ class _Turns:
         self._states: list[DeviceState] = []
         self._doubts: list[str] = []
         self._busy: BusyDevice | None = None
+        self._budget_ended = False
         self._error: MeasurementError | None = None
 
     @property
     def wants_more(self) -> bool:
         """Another window is needed and affordable."""
         plan = self._plan
-        if self._error is not None or len(self._windows) >= plan.max_windows:
+        if self._error is not None or self._budget_ended:
+            return False
+        if len(self._windows) >= plan.max_windows:
             return False
         if not self._windows:
             return True
@@ -217,12 +223,10 @@ class _Turns:
             while self._lost_to_reset(lambda: self._warm_up(deadline_s)):
                 pass
 
-    def add_window(self) -> bool:
-        """Measure one window; True when another turn may be needed."""
+    def add_window(self) -> None:
+        """Measure one window; `wants_more` decides about another."""
         with self._turn() as deadline_s:
-            if self._lost_to_reset(lambda: self._add_window(deadline_s)):
-                return True
-        return self._error is None
+            self._lost_to_reset(lambda: self._add_window(deadline_s))
 
     def _warm_up(self, deadline_s: float) -> None:
         assert self._busy is not None
@@ -260,6 +264,10 @@ class _Turns:
             yield started_s + self._plan.budget_s - self._spent_s
             if self._busy is not None:
                 self._busy.finish_chunk()
+        except MeasurementTooShort as exc:
+            self._budget_ended = True
+            if not self._windows:
+                self._error = exc
         except MeasurementError as exc:
             self._error = exc
         except TvmEnergyError:
@@ -452,6 +460,3 @@ class _Scatter:
         known = freedom <= len(_STUDENT_T)
         student_t = _STUDENT_T[freedom - 1] if known else 1.96 + 2.5 / freedom
         return 0.5 * student_t * math.sqrt(sum(self._squares.values()) / freedom)
-
-
-__all__ = ["measure", "measure_idle_power", "measure_interleaved"]

@@ -334,7 +334,9 @@ def _why_nothing(tried: int, kernels: dict[str, Kernel], errors: Counter[str]) -
     """Why a task has no winner, in one sentence."""
     common = f"; most often: {errors.most_common(1)[0][0]}" if errors else ""
     if tried == 0:
-        return next(iter(errors), "no candidate was tried")
+        return next(
+            iter(errors), "no candidate was tried; TVM's logs in the work directory may say why"
+        )
     if not kernels:
         return f"none of {tried} candidates ran{common}"
     return f"{len(kernels)} of {tried} candidates ran, but no energy was measured{common}"

@@ -38,11 +38,19 @@ def print_report(summary: RunSummary, console: Console, where: str | None = None
         console: where to print; its width decides how much of long names is shown.
         where: the work directory, named at the end.
     """
-    for part in render(summary, console.width, where):
-        console.print(part, highlight=False, crop=False)
+    for part in render(summary, console.width):
+        console.print(part, highlight=False)
+    if where is None:
+        return
+    for line in (
+        f"Results are in {where}",
+        f"Rank them again with: tvm-energy replay {shlex.quote(where)} --objective edp",
+    ):
+        # Not wrapped, so that it can be copied.
+        console.print(Text(printable(line)), highlight=False, soft_wrap=True)
 
 
-def render(summary: RunSummary, width: int, where: str | None = None) -> Iterator[RenderableType]:
+def render(summary: RunSummary, width: int) -> Iterator[RenderableType]:
     """The parts of the report, from top to bottom."""
     if summary.simulated:
         yield Text(simulated_banner(summary.device), style="bold yellow")
@@ -55,16 +63,6 @@ def render(summary: RunSummary, width: int, where: str | None = None) -> Iterato
         yield from _tables(summary, width)
     yield from map(Text, _notes(summary))
     yield from map(Text, _failures(summary))
-    if where is not None:
-        # Not wrapped, so that it can be copied.
-        yield _unwrapped(f"Results are in {where}")
-        yield _unwrapped(
-            f"Rank them again with: tvm-energy replay {shlex.quote(where)} --objective edp"
-        )
-
-
-def _unwrapped(text: str) -> Text:
-    return Text(printable(text), no_wrap=True, overflow="ignore")
 
 
 def simulated_banner(device: str) -> str:
@@ -233,7 +231,8 @@ def _notes(summary: RunSummary) -> Iterator[str]:
         for task in tasks
     )
     if errors and time_only:
-        yield f"{time_only} kernels were tried for time alone: too slow for their energy to matter."
+        kernels = "1 kernel was" if time_only == 1 else f"{time_only} kernels were"
+        yield f"{kernels} tried for time alone: too slow for the energy to matter."
     if any(task.ties for task in tasks):
         yield (
             f"{_TIE_MARK} other kernels are as good within the error of the measurements; "
@@ -241,8 +240,8 @@ def _notes(summary: RunSummary) -> Iterator[str]:
         )
     if summary.set_aside:
         yield (
-            f"{summary.set_aside} energies were measured by earlier runs in another way (--window-s or "
-            "another setting differs) and are not used."
+            "Not used, because earlier runs measured in another way (--window-s or another setting "
+            f"differs): {summary.set_aside} energies."
         )
     device_s = math.fsum(task.device_s for task in tasks)
     if device_s:

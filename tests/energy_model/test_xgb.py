@@ -187,7 +187,7 @@ def broken_models(tmp_path: Path) -> dict[str, str]:
         "binary": "\x80\x04\x95cbuiltins\neval\n",
         "truncated": text[: len(text) // 2],
         "a list": "[]",
-        "newer": changed(version=2),
+        "newer": changed(version=99),
         "other format": changed(format="pickle"),
         "booster text": changed(energy="abc"),
         "booster empty": changed(energy={}),

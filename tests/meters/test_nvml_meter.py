@@ -110,15 +110,20 @@ def test_what_is_taken_where_the_best_is_missing(
     assert any(note in text for text in info["notes"])
 
 
-@pytest.mark.parametrize("value_type", [0, 1, 2, 3, 4, 5])
-def test_field_values_of_every_type(on_standin: Run, value_type: int) -> None:
+def test_field_values_of_every_type(on_standin: Run) -> None:
     code = """
-    import json
+    import json, os
+    from pathlib import Path
     from tvm_energy.meters.nvml import open_nvml_meter
-    print(json.dumps(open_nvml_meter(field="instant").read().power_w))
+    powers_w = []
+    for value_type in range(6):
+        Path(os.environ["NVML_STANDIN"]).write_text(f"power -1 0 222\\nfield_type {value_type}")
+        meter = open_nvml_meter(field="instant")
+        powers_w.append(meter.read().power_w)
+        meter.close()  # the stand-in reads its knobs again
+    print(json.dumps(powers_w))
     """
-    power_w = on_standin(code, f"power -1 0 222\nfield_type {value_type}")
-    assert power_w == pytest.approx(222, abs=0.6)
+    assert on_standin(code) == [pytest.approx(222, abs=0.6)] * 6
 
 
 def test_one_sensor_can_be_insisted_on(on_standin: Run) -> None:
@@ -149,34 +154,37 @@ def test_a_counter_that_disagrees_with_power_is_named(on_standin: Run) -> None:
 TWO = "gpus 2\nuuid 0 GPU-aaaa-1\nuuid 1 GPU-bbbb-2\npower 0 0 60\npower 1 0 240\n"
 
 
-@pytest.mark.parametrize(
-    ("visible", "arguments", "uuid"),
-    [
-        (None, "", "GPU-aaaa-1"),
-        (None, "1", "GPU-bbbb-2"),
-        (None, "'GPU-bbbb-2'", "GPU-bbbb-2"),
-        (None, "'gpu-bbbb'", "GPU-bbbb-2"),
-        ("1,0", "", "GPU-bbbb-2"),
-        ("1", "", "GPU-bbbb-2"),
-        ("GPU-bbbb-2,GPU-aaaa-1", "", "GPU-bbbb-2"),
-        ("GPU-bb", "", "GPU-bbbb-2"),
-        ("1,0", "0", "GPU-aaaa-1"),  # a number given by hand is NVML's
-        ("1,0", "'GPU-aaaa-1'", "GPU-aaaa-1"),
-    ],
-)
-def test_the_right_one_of_two_gpus(
-    on_standin: Run, visible: str | None, arguments: str, uuid: str
-) -> None:
+CHOICES = [
+    (None, None, "GPU-aaaa-1"),
+    (None, 1, "GPU-bbbb-2"),
+    (None, "GPU-bbbb-2", "GPU-bbbb-2"),
+    (None, "gpu-bbbb", "GPU-bbbb-2"),
+    ("1,0", None, "GPU-bbbb-2"),
+    ("1", None, "GPU-bbbb-2"),
+    ("GPU-bbbb-2,GPU-aaaa-1", None, "GPU-bbbb-2"),
+    ("GPU-bb", None, "GPU-bbbb-2"),
+    ("1,0", 0, "GPU-aaaa-1"),  # a number given by hand is NVML's
+    ("1,0", "GPU-aaaa-1", "GPU-aaaa-1"),
+]
+
+
+def test_the_right_one_of_two_gpus(on_standin: Run) -> None:
     code = f"""
-    import json
+    import json, os
     from tvm_energy.meters.nvml import open_nvml_meter
-    meter = open_nvml_meter({arguments or None}, field="instant")
-    print(json.dumps([meter.info.device_uuid, meter.read().power_w]))
+    opened = []
+    for visible, which, _ in {CHOICES!r}:
+        os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+        if visible is not None:
+            os.environ["CUDA_VISIBLE_DEVICES"] = visible
+        meter = open_nvml_meter(which, field="instant")
+        opened.append([meter.info.device_uuid, meter.read().power_w])
+    print(json.dumps(opened))
     """
-    got, power_w = on_standin(code, TWO, CUDA_VISIBLE_DEVICES=visible)
-    assert got == uuid
     # The watts tell that it is really that GPU's sensor.
-    assert power_w == pytest.approx({"GPU-aaaa-1": 60, "GPU-bbbb-2": 240}[uuid], abs=1)
+    powers_w = {"GPU-aaaa-1": pytest.approx(60, abs=1), "GPU-bbbb-2": pytest.approx(240, abs=1)}
+    opened = on_standin(code, TWO)
+    assert opened == [[uuid, powers_w[uuid]] for _, _, uuid in CHOICES]
 
 
 def gpu(index: int, uuid: str, name: str = "X") -> GpuInfo:
@@ -249,22 +257,36 @@ def test_the_list_of_gpus(on_standin: Run) -> None:
 # ---- errors -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("code", "text"),
-    [
-        (4, "no permission"),
-        (9, "driver is not loaded"),
-        (18, "different versions"),
-        (27, "fabric manager"),
-        (999, "unknown error"),
-        (12345, "does not know"),
-    ],
-)
-def test_nvml_does_not_start(on_standin: Run, code: int, text: str) -> None:
-    refused = opening(on_standin, f"fail InitWithFlags {code}")
-    assert refused["error"] == "MeterUnavailable"
-    assert text in refused["text"]
-    assert f"NVML error {code}" in refused["text"]
+INIT_FAILURES = {
+    4: "no permission",
+    9: "driver is not loaded",
+    18: "different versions",
+    27: "fabric manager",
+    999: "unknown error",
+    12345: "does not know",
+}
+
+
+def test_nvml_does_not_start(on_standin: Run) -> None:
+    code = f"""
+    import json, os
+    from pathlib import Path
+    from tvm_energy.errors import MeterUnavailable
+    from tvm_energy.meters.nvml import open_nvml_meter
+    texts = []
+    for code in {list(INIT_FAILURES)}:
+        Path(os.environ["NVML_STANDIN"]).write_text(f"fail InitWithFlags {{code}}")
+        try:
+            open_nvml_meter()
+        except MeterUnavailable as exc:
+            texts.append(str(exc))
+    print(json.dumps(texts))
+    """
+    texts = on_standin(code)
+    assert len(texts) == len(INIT_FAILURES)
+    for (number, meaning), text in zip(INIT_FAILURES.items(), texts, strict=True):
+        assert meaning in text
+        assert f"NVML error {number}" in text
 
 
 def test_no_library() -> None:

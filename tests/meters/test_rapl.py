@@ -141,6 +141,14 @@ def test_no_counters(tmp_path: Path, powercap: Powercap) -> None:
         open_rapl_meter(root=powercap.root, time=powercap)
 
 
+@pytest.mark.parametrize("name", ["energy_uj", "max_energy_range_uj"])
+def test_a_file_that_holds_no_number(powercap: Powercap, name: str) -> None:
+    folder = powercap.add("intel-rapl:0", "package-0", 1.0)
+    (folder / name).write_text("")
+    with pytest.raises(MeterUnavailable, match=f"{name} holds '', not a number"):
+        open_rapl_meter(root=powercap.root, time=powercap)
+
+
 def test_counters_that_stand_still(powercap: Powercap) -> None:
     powercap.add("intel-rapl:0", "package-0", 0.0)
     with pytest.raises(MeterUnavailable, match="do not move"):

@@ -140,7 +140,7 @@ def command(
     # What can be found wrong without TVM is found now, before the seconds that its import takes.
     parse_objective(objective, max_power_w=1.0)
     _check_policy(policy)
-    source = _Source.parse(model, workload or [], input_shape or [])
+    source = Source.parse(model, workload or [], input_shape or [])
     plan = None
     if window_s is not None:
         from tvm_energy.measurement import MeasurementPlan
@@ -167,7 +167,7 @@ def command(
             run(
                 [
                     TuningTask(name=task.name, mod=task.mod, weight=task.weight)
-                    for task in _select(source.tasks(opened.target), tasks, max_tasks)
+                    for task in select(source.tasks(opened.target), tasks, max_tasks)
                 ],
                 device=opened,
                 work_dir=work_dir,
@@ -222,7 +222,7 @@ def _print(summary: RunSummary, work_dir: Path, as_json: bool) -> None:
 
 
 @dataclass(frozen=True)
-class _Task:
+class Task:
     """A task and what it costs, as far as is known before tuning."""
 
     name: str
@@ -232,7 +232,7 @@ class _Task:
 
 
 @dataclass(frozen=True)
-class _Source:
+class Source:
     """What is to be tuned: a model, or workloads."""
 
     model: str | None
@@ -242,7 +242,12 @@ class _Source:
     @classmethod
     def parse(
         cls, model: str | None, workloads: Sequence[str], input_shapes: Sequence[str]
-    ) -> _Source:
+    ) -> Source:
+        """Read the arguments; only what can be found wrong without TVM is found here.
+
+        Raises:
+            ConfigurationError: not exactly one of model and workloads, or one of them is wrong.
+        """
         if (model is None) == (not workloads):
             raise ConfigurationError(
                 "give either a MODEL or --workload, for example: tvm-energy tune onnx:alexnet, or "
@@ -270,10 +275,10 @@ class _Source:
             text = f"{text[:_NAME_LENGTH]}-{digest}"
         return f"tvm-energy-{text}-{re.sub(r'[^A-Za-z0-9]+', '-', device)[:20].strip('-')}"
 
-    def tasks(self, target: Any) -> list[_Task]:
+    def tasks(self, target: Any) -> list[Task]:
         """The kernels to be tuned."""
         if self.model is None:
-            return [_Task(item.spec, item.primfunc(), 1.0) for item in self.workloads]
+            return [Task(item.spec, item.primfunc(), 1.0) for item in self.workloads]
         from tvm_energy.meta_schedule.networks import extract_tasks, load_onnx, onnx_model_zoo_path
 
         path: Path | str = self.model
@@ -281,7 +286,7 @@ class _Source:
             path = onnx_model_zoo_path(self.model.removeprefix(_ZOO_PREFIX))
         network = load_onnx(path, input_shapes=self.input_shapes)
         return [
-            _Task(item.name, item.mod, float(item.weight), item.flop)
+            Task(item.name, item.mod, float(item.weight), item.flop)
             for item in extract_tasks(network, target)
         ]
 
@@ -307,7 +312,7 @@ def parse_input_shapes(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def _select(tasks: list[_Task], patterns: str | None, limit: int | None) -> list[_Task]:
+def select(tasks: list[Task], patterns: str | None, limit: int | None) -> list[Task]:
     """The tasks that the filters leave, in their order."""
     if patterns is not None:
         wanted = [pattern.strip() for pattern in patterns.split(",") if pattern.strip()]

@@ -6,7 +6,8 @@ Two variants:
     Energy from features. Label ``log(E / E_min)`` within the task, squared loss weighted with
     ``w = E_min / E``, so that low-energy kernels, between which the search has to decide, count most.
     XGBoost and a weighted loss are what arXiv:2411.18873 uses; the formula of the weight is our
-    reconstruction, after Ansor, whose weight is the normalised throughput.
+    reconstruction, after Ansor, whose weight is the normalised throughput. Weights are scaled to a
+    mean of 1 in each task.
 ``factored``
     Power from features, label ``log(P / P_typical)`` within the task, same weights; energy is predicted
     power times latency. Latency is known by the time that energy is predicted, so all of its
@@ -16,14 +17,16 @@ Latency, for kernels that have not been built, has a model of its own: label ``l
 ``t_min / t``.
 
 The standard error of a prediction comes from the errors made on each new batch *before* the model
-learned from it. xgboost's public interface only.
+learned from it; after the first batch, which no model foresaw, from cross-validation. Errors with
+latency known and unknown are kept apart. xgboost's public interface only.
 """
 
 from __future__ import annotations
 
 import json
+import os
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,18 +34,22 @@ import numpy as np
 import xgboost
 
 from tvm_energy.energy_model.base import Floats, Prediction, Sample
+from tvm_energy.energy_model.booster_json import booster_from_json, booster_to_json
 from tvm_energy.errors import RecordFormatError
 
 Variant = Literal["factored", "direct"]
 
 _FORMAT = "tvm_energy.energy_model"
-_VERSION = 1
+_VERSION = 2
 
 #: Fewest samples to fit anything to.
 _MIN_SAMPLES = 8
 
 #: Errors of new batches that are remembered; a few rounds' worth.
 _REMEMBERED_ERRORS = 96
+
+#: Parts of the first batch that are predicted from the others.
+_FOLDS = 4
 
 #: Relative standard error assumed before any error was seen.
 _PRIOR_RELATIVE_ERROR = 0.3
@@ -73,7 +80,9 @@ class XgbKernelModel:
             raise ValueError(f"variant must be 'factored' or 'direct', got {variant!r}")
         self.variant: Variant = variant
         self._rounds = rounds
-        self._parameters = {
+        self._seed = seed % 2**31
+        self._threads = threads
+        self._parameters: dict[str, Any] = {
             "objective": "reg:squarederror",
             "tree_method": "hist",
             "max_depth": 5,
@@ -83,7 +92,7 @@ class XgbKernelModel:
             "min_child_weight": 0.5,
             "subsample": 0.9,
             "colsample_bytree": 0.3,
-            "seed": seed % 2**31,
+            "seed": self._seed,
             "nthread": threads,
             "verbosity": 0,
         }
@@ -93,21 +102,31 @@ class XgbKernelModel:
         self._least_s: dict[str, float] = {}
         self._least_j: dict[str, float] = {}
         self._typical_w: dict[str, float] = {}
+        # Relative errors on kernels not seen, with latency known and unknown.
         self._errors: deque[float] = deque(maxlen=_REMEMBERED_ERRORS)
+        self._search_errors: deque[float] = deque(maxlen=_REMEMBERED_ERRORS)
         self._seen: set[tuple[str, float, float]] = set()
 
     @property
     def relative_error(self) -> float:
-        """Root mean square relative error on kernels that the model had not seen."""
-        if not self._errors:
-            return _PRIOR_RELATIVE_ERROR
-        return max(_LEAST_RELATIVE_ERROR, float(np.sqrt(np.mean(np.square(self._errors)))))
+        """Root mean square relative error on kernels not seen, their latency known."""
+        return _root_mean_square(self._errors)
+
+    @property
+    def relative_search_error(self) -> float:
+        """The same, their latency unknown."""
+        return _root_mean_square(self._search_errors)
 
     # -- learning ------------------------------------------------------------------------------
 
     def fit(self, samples: Sequence[Sample]) -> None:
         """See `KernelModel.fit`."""
         self._note_errors(samples)
+        self._learn(samples)
+        if not self._errors:
+            self._cross_validate(samples)
+
+    def _learn(self, samples: Sequence[Sample]) -> None:
         self._normalise(samples)
         if len(samples) < _MIN_SAMPLES:
             return
@@ -117,7 +136,7 @@ class XgbKernelModel:
         measured = [sample for sample in samples if sample.energy_j is not None]
         if len(measured) < _MIN_SAMPLES:
             return
-        energy_j = np.array([sample.energy_j for sample in measured], dtype=np.float64)
+        energy_j = _energies(measured)
         least_j = np.array([self._least_j[sample.group] for sample in measured])
         if self.variant == "direct":
             label = np.log(energy_j / least_j)
@@ -137,15 +156,43 @@ class XgbKernelModel:
                 self._seen.add(name)
                 new.setdefault(sample.group, []).append(sample)
         for group, batch in new.items():
-            prediction = self.predict(
-                np.stack([sample.features for sample in batch]),
-                group,
-                latency_s=np.array([sample.latency_s for sample in batch]),
+            known, unknown = self._errors_on(group, batch)
+            self._errors.extend(known)
+            self._search_errors.extend(unknown)
+
+    def _errors_on(self, group: str, batch: Sequence[Sample]) -> tuple[list[float], list[float]]:
+        """Relative errors of predicted energies, with latency known and unknown."""
+        features = np.stack([sample.features for sample in batch])
+        latency_s = np.array([sample.latency_s for sample in batch])
+        known, unknown = (
+            []
+            if prediction is None or prediction.energy_j is None
+            else list(prediction.energy_j / _energies(batch) - 1)
+            for prediction in (
+                self.predict(features, group, latency_s=latency_s),
+                self.predict(features, group),
             )
-            if prediction is None or prediction.energy_j is None:
-                continue
-            truth_j = np.array([sample.energy_j for sample in batch], dtype=np.float64)
-            self._errors.extend(prediction.energy_j / truth_j - 1)
+        )
+        return known, unknown
+
+    def _cross_validate(self, samples: Sequence[Sample]) -> None:
+        """Errors on each part of the samples, of models that learned from the other parts."""
+        for fold in range(_FOLDS):
+            model = XgbKernelModel(
+                self.variant,
+                seed=self._seed,
+                rounds=self._rounds,
+                threads=self._threads,
+            )
+            model._learn([s for at, s in enumerate(samples) if at % _FOLDS != fold])
+            held_out: dict[str, list[Sample]] = {}
+            for sample in samples[fold::_FOLDS]:
+                if sample.energy_j is not None:
+                    held_out.setdefault(sample.group, []).append(sample)
+            for group, batch in held_out.items():
+                known, unknown = model._errors_on(group, batch)
+                self._errors.extend(known)
+                self._search_errors.extend(unknown)
 
     def _normalise(self, samples: Sequence[Sample]) -> None:
         by_group: dict[str, list[Sample]] = {}
@@ -160,7 +207,8 @@ class XgbKernelModel:
 
     def _train(self, samples: Sequence[Sample], label: Floats, weight: Floats) -> xgboost.Booster:
         features = np.stack([sample.features for sample in samples])
-        data = xgboost.DMatrix(features, label=label, weight=weight)
+        weight = _mean_one([sample.group for sample in samples], weight)
+        data = xgboost.DMatrix(features, label=label, weight=weight, nthread=self._threads)
         return xgboost.train(self._parameters, data, num_boost_round=self._rounds)
 
     # -- predicting ----------------------------------------------------------------------------
@@ -171,13 +219,13 @@ class XgbKernelModel:
         """See `KernelModel.predict`."""
         if group not in self._least_s or (latency_s is None and self._latency is None):
             return None
-        data = xgboost.DMatrix(np.asarray(features, dtype=np.float64))
+        error = self.relative_error if latency_s is not None else self.relative_search_error
         if latency_s is None:
             assert self._latency is not None
-            latency_s = self._least_s[group] * np.exp(_predict(self._latency, data))
+            latency_s = self._least_s[group] * np.exp(_predict(self._latency, features))
         if self._energy is None or group not in self._least_j:
             return Prediction(latency_s=latency_s)
-        ratio = np.exp(_predict(self._energy, data))
+        ratio = np.exp(_predict(self._energy, features))
         if self.variant == "direct":
             energy_j = self._least_j[group] * ratio
         else:
@@ -185,7 +233,7 @@ class XgbKernelModel:
         return Prediction(
             latency_s=latency_s,
             energy_j=energy_j,
-            energy_stderr_j=self.relative_error * energy_j,
+            energy_stderr_j=error * energy_j,
         )
 
     # -- files ---------------------------------------------------------------------------------
@@ -200,63 +248,106 @@ class XgbKernelModel:
             "least_j": self._least_j,
             "typical_w": self._typical_w,
             "errors": list(self._errors),
-            "latency": _to_json(self._latency),
-            "energy": _to_json(self._energy),
+            "search_errors": list(self._search_errors),
+            "seen": sorted(self._seen),
+            "latency": None if self._latency is None else booster_to_json(self._latency),
+            "energy": None if self._energy is None else booster_to_json(self._energy),
         }
-        Path(path).write_text(json.dumps(values), encoding="utf-8")
+        unfinished = Path(f"{path}.part")
+        unfinished.write_text(json.dumps(values, allow_nan=False), encoding="utf-8")
+        os.replace(unfinished, path)
 
     def load(self, path: str | Path) -> None:
-        """See `KernelModel.load`."""
+        """See `KernelModel.load`. Whatever the file holds, nothing of it is executed."""
         try:
-            values = json.loads(Path(path).read_text(encoding="utf-8"))
-            if values["format"] != _FORMAT or values["version"] != _VERSION:
-                raise ValueError(f"format {values['format']!r}, version {values['version']!r}")
-            if values["variant"] not in ("factored", "direct"):
-                raise ValueError(f"variant {values['variant']!r}")
-            tables = [_table(values[name]) for name in ("least_s", "least_j", "typical_w")]
-            errors = [float(value) for value in values["errors"]]
-            latency, energy = _from_json(values["latency"]), _from_json(values["energy"])
-        except FileNotFoundError:
-            raise
+            values = json.loads(
+                Path(path).read_text(encoding="utf-8"), parse_constant=_refuse_constant
+            )
+            self._take_over(values)
         except (
             AttributeError,
             KeyError,
+            OverflowError,
             TypeError,
             ValueError,
             RecursionError,
             xgboost.core.XGBoostError,
         ) as exc:
             raise RecordFormatError(
-                f"{path} is not an energy model of this version: {type(exc).__name__}: {exc}"
+                f"{path} is not an energy model of this version "
+                f"({type(exc).__name__}: {_first_line(exc)}); "
+                "delete it, and the model is learned anew from the records"
             ) from exc
+
+    def _take_over(self, values: Any) -> None:
+        """Replace everything learned, or, when anything is wrong, nothing."""
+        if values["format"] != _FORMAT or values["version"] != _VERSION:
+            raise ValueError(f"format {values['format']!r}, version {values['version']!r}")
+        if values["variant"] not in ("factored", "direct"):
+            raise ValueError(f"variant {values['variant']!r}")
+        tables = [_table(values[name]) for name in ("least_s", "least_j", "typical_w")]
+        if tables[1].keys() != tables[2].keys() or not tables[1].keys() <= tables[0].keys():
+            raise ValueError("the scales are of different tasks")
+        errors, search_errors = (
+            deque(map(_finite, values[name]), maxlen=_REMEMBERED_ERRORS)
+            for name in ("errors", "search_errors")
+        )
+        seen = {(str(group), _finite(t), _finite(e)) for group, t, e in values["seen"]}
+        latency, energy = (
+            None if values[name] is None else booster_from_json(values[name])
+            for name in ("latency", "energy")
+        )
+        for booster in (latency, energy):
+            if booster is not None:
+                booster.set_param({"nthread": self._threads})  # a file does not keep it
         self.variant = values["variant"]
         self._least_s, self._least_j, self._typical_w = tables
-        self._errors = deque(errors, maxlen=_REMEMBERED_ERRORS)
+        self._errors, self._search_errors, self._seen = errors, search_errors, seen
         self._latency, self._energy = latency, energy
 
 
-def _predict(booster: xgboost.Booster, data: xgboost.DMatrix) -> Floats:
+def _mean_one(groups: Sequence[str], weight: Floats) -> Floats:
+    """Scale weights to a mean of 1 in each group: a task with a wide spread counts like any other."""
+    _, number = np.unique(groups, return_inverse=True)
+    mean = np.bincount(number, weights=weight) / np.bincount(number)
+    return weight / mean[number]
+
+
+def _energies(samples: Sequence[Sample]) -> Floats:
+    return np.array([sample.energy_j for sample in samples], dtype=np.float64)
+
+
+def _root_mean_square(errors: Sequence[float] | deque[float]) -> float:
+    if not errors:
+        return _PRIOR_RELATIVE_ERROR
+    return max(_LEAST_RELATIVE_ERROR, float(np.sqrt(np.mean(np.square(errors)))))
+
+
+def _predict(booster: xgboost.Booster, features: Floats) -> Floats:
+    if features.shape[1] != booster.num_features():
+        raise ValueError(
+            f"the model learned from {booster.num_features()} features, got {features.shape[1]}"
+        )
     # Far outside of what was seen, trees give nothing beyond their leaves; the clip only guards exp.
-    return np.clip(booster.predict(data).astype(np.float64), -20, 20)
-
-
-def _to_json(booster: xgboost.Booster | None) -> Any:
-    return None if booster is None else json.loads(booster.save_raw("json").decode())
-
-
-def _from_json(value: Any) -> xgboost.Booster | None:
-    if value is None:
-        return None
-    if not isinstance(value, dict):
-        raise ValueError("a booster must be a JSON object")
-    booster = xgboost.Booster()
-    booster.load_model(bytearray(json.dumps(value).encode()))
-    return booster
+    return np.clip(booster.inplace_predict(features).astype(np.float64), -20, 20)
 
 
 def _table(value: Any) -> dict[str, float]:
-    positive: Callable[[float], bool] = lambda number: 0 < number < float("inf")  # noqa: E731
-    table = {str(key): float(number) for key, number in value.items()}
-    if not all(positive(number) for number in table.values()):
-        raise ValueError("a scale must be positive and finite")
+    table = {str(key): _finite(number) for key, number in value.items()}
+    if not all(number > 0 for number in table.values()):
+        raise ValueError("a scale must be positive")
     return table
+
+
+def _finite(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < 1e300:
+        raise ValueError(f"{value!r} is not a finite number")
+    return float(value)
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+def _first_line(exc: BaseException) -> str:
+    return str(exc).strip().partition("\n")[0][:200]

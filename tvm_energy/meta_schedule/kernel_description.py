@@ -11,6 +11,7 @@ that is not known (it is read from memory) as scattered, an unknown condition as
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 from tvm import s_tir, tirx
@@ -19,7 +20,14 @@ from tvm.ir.transform import Sequential
 from tvm.target import Target
 
 from tvm_energy.meta_schedule.kernel_statements import DeviceCode
-from tvm_energy.meta_schedule.tir_objects import BufferNames, integer
+from tvm_energy.meta_schedule.tir_objects import (
+    BufferNames,
+    element_bytes,
+    element_count,
+    integer,
+    is_kernel,
+    sub_statements,
+)
 from tvm_energy.simulation.kernel import KernelLaunch, KernelRejected, KernelWork
 from tvm_energy.simulation.loop_analysis import describe
 from tvm_energy.simulation.loop_nest import Kernel
@@ -41,7 +49,7 @@ def describe_kernel(mod: IRModule, target: Any) -> KernelWork:
     """
     target = Target(target)
     function = _lower(mod, target)
-    reader = _Reader(target)
+    reader = _Reader(target, _dynamic_shared_bytes(function))
     reader.host(function.body)
     if not reader.kernels:
         raise KernelRejected(
@@ -98,11 +106,37 @@ def _last_line(exc: Exception) -> str:
     return lines[-1].strip() if lines else type(exc).__name__
 
 
+def _dynamic_shared_bytes(function: Any) -> list[int]:
+    """Dynamic shared memory of each kernel, in order.
+
+    Buffers that are never alive together share their place; TVM's own pass says how.
+    """
+    module = s_tir.transform.MergeSharedMemoryAllocations()(IRModule({"main": function}))
+    return [sum(_dynamic_sizes(kernel)) for kernel in _kernel_bodies(module["main"].body)]
+
+
+def _kernel_bodies(statement: Any) -> Iterator[Any]:
+    if is_kernel(statement):
+        yield statement
+    else:
+        for item in sub_statements(statement):
+            yield from _kernel_bodies(item)
+
+
+def _dynamic_sizes(statement: Any) -> Iterator[int]:
+    if type(statement).__name__ == "AllocBuffer" and str(statement.buffer.scope()) == "shared.dyn":
+        yield element_count(statement.buffer) * element_bytes(statement.buffer)
+    for item in sub_statements(statement):
+        yield from _dynamic_sizes(item)
+
+
 class _Reader:
     """Walks the host code, and turns each kernel into a `KernelLaunch`."""
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: Target, dynamic_shared: list[int]) -> None:
         self.target = target
+        self.dynamic_shared = dynamic_shared
+        self.found = 0
         self.kernels: list[KernelLaunch] = []
         self.pragma_steps = 0
         self.names = BufferNames()
@@ -118,7 +152,7 @@ class _Reader:
         elif kind == "AttrStmt":
             if statement.attr_key == "pragma_auto_unroll_max_step":
                 self.pragma_steps = integer(statement.value, 0)
-            if statement.attr_key in ("thread_extent", "virtual_thread"):
+            if is_kernel(statement):
                 self._kernel(statement)
             else:
                 self.host(statement.body)
@@ -136,11 +170,12 @@ class _Reader:
             )
 
     def _kernel(self, statement: Any) -> None:
-        name = f"kernel_{len(self.kernels)}"
+        name = f"kernel_{self.found}"
         device = DeviceCode(name, self.pragma_steps, self.names)
         self.pragma_steps = 0
         body = device.tree(statement)
-        kernel = device.finish(body)
+        kernel = device.finish(body, self.dynamic_shared[self.found])
+        self.found += 1
         self._check(device, kernel)
         self.kernels.append(describe(kernel))
 

@@ -97,8 +97,8 @@ class DeviceCode:
         self.bound: dict[Hashable, Node] = {}
         self.shared: dict[str, int] = {}
 
-    def finish(self, body: list[Tree]) -> Kernel:
-        """Put the tree and the thread extents, x first, into the kernel."""
+    def finish(self, body: list[Tree], dynamic_shared_bytes: int) -> Kernel:
+        """Put the tree, the thread extents, x first, and all shared memory into the kernel."""
         kernel = self.kernel
         for tag in sorted(self.tags):
             key, extent = self.tags[tag], self.extents[tag]
@@ -108,7 +108,7 @@ class DeviceCode:
                 kernel.threads[key] = extent
             else:
                 kernel.vthreads[key] = extent
-        kernel.shared_bytes = sum(self.shared.values())
+        kernel.shared_bytes = sum(self.shared.values()) + dynamic_shared_bytes
         kernel.body = body
         return kernel
 
@@ -208,7 +208,8 @@ class DeviceCode:
         scope = scope_of(buffer)
         name = self.names.of(buffer)
         if scope == "shared":
-            self.shared[name] = size
+            if str(buffer.scope()) != "shared.dyn":
+                self.shared[name] = size
         elif str(buffer.scope()).startswith("wmma"):
             self.kernel.local_bytes[name] = size // 32  # a fragment is spread over the warp
         elif scope == "local":

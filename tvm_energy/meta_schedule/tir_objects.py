@@ -51,6 +51,25 @@ def data_variable(data: Any) -> Any:
     return data.args[0] if type(data).__name__ == "Call" else data
 
 
+def is_kernel(statement: Any) -> bool:
+    """True for the outermost statement of a kernel: it binds a thread index."""
+    return type(statement).__name__ == "AttrStmt" and statement.attr_key in (
+        "thread_extent",
+        "virtual_thread",
+    )
+
+
+def sub_statements(statement: Any) -> list[Any]:
+    """Statements directly inside a statement."""
+    if type(statement).__name__ == "SeqStmt":
+        return list(statement.seq)
+    if type(statement).__name__ == "IfThenElse":
+        branches = (statement.then_case, statement.else_case)
+        return [item for item in branches if item is not None]
+    body = getattr(statement, "body", None)
+    return [] if body is None else [body]
+
+
 def dtype(expression: Any) -> str:
     """Type name of an expression: TVM 0.27 calls it ``ty``, 0.26 ``dtype``."""
     found = getattr(expression, "ty", None)

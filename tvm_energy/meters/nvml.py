@@ -34,7 +34,7 @@ from tvm_energy.meters.nvml_sensors import (
 from tvm_energy.meters.system_time import SystemTime
 from tvm_energy.meters.update_period import Changes, watch_changes
 
-__all__ = ["GpuInfo", "NvmlMeter", "list_gpus", "open_nvml_meter"]
+__all__ = ["GpuInfo", "NvmlMeter", "list_gpus", "open_nvml_meter", "throttle_names"]
 
 #: What nvidia-ml-py has and the packages that install a module of the same name may lack.
 _NEEDED_NAMES = (

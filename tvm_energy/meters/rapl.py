@@ -132,7 +132,12 @@ def _package_domains(root: Path) -> list[_Domain]:
         name = _read_text(folder / "name")
         if not name.startswith("package") or name in found:
             continue
-        found[name] = _Domain(folder, name, _read_integer(folder / "max_energy_range_uj"))
+        try:
+            found[name] = _Domain(folder, name, _read_integer(folder / "max_energy_range_uj"))
+        except MeasurementError as exc:
+            raise MeterUnavailable(
+                f"{exc}; or reload the driver (modprobe intel_rapl_msr)"
+            ) from exc
     if not found:
         raise MeterUnavailable(
             f"there is no processor energy counter in {root}; load the driver (modprobe "

@@ -339,8 +339,8 @@ def wavefronts_per_request(
 ) -> NDArray[np.int64]:
     """Passes through shared memory of each request: bank conflicts and wide accesses.
 
-    Threads that read the same 4-byte word share it; different words in one bank take turns. 8 bytes
-    a thread go in two half warps, 16 bytes in four quarters.
+    As many as the busiest bank has different 4-byte words to deliver. Threads that read the same word
+    share it; 16 bytes from each of 32 threads take four passes at best.
 
     Args:
         addresses: byte addresses, shape (requests, 32).
@@ -350,23 +350,17 @@ def wavefronts_per_request(
     Returns:
         Shape (requests,), at least 1.
     """
-    words_each = max(1, width // BANK_BYTES)
-    groups = min(words_each, 4)
     requests = addresses.shape[0]
+    words_each = max(1, width // BANK_BYTES)
     words = addresses[:, :, None] // BANK_BYTES + np.arange(words_each)
-    shape = (requests * groups, 32 // groups * words_each)
-    flat = words.reshape(shape)
-    mask = np.repeat(active[:, :, None], words_each, axis=2).reshape(shape)
     hidden = np.iinfo(np.int64).max
-    ordered = np.sort(np.where(mask, flat, hidden), axis=1)
-    fresh = np.ones(shape, dtype=bool)
-    fresh[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
-    fresh &= ordered != hidden
-    rows = np.broadcast_to(np.arange(shape[0])[:, None], shape)
-    slots = (rows * BANKS + ordered % BANKS)[fresh]
-    counts = np.bincount(slots, minlength=shape[0] * BANKS).reshape(shape[0], BANKS)
-    passes = counts.max(axis=1).reshape(requests, groups).sum(axis=1)
-    at_least_one: NDArray[np.int64] = np.maximum(1, passes)
+    ordered = np.where(active[:, :, None], words, hidden).reshape(requests, -1)
+    ordered.sort(axis=1)
+    fresh = ordered != hidden
+    fresh[:, 1:] &= ordered[:, 1:] != ordered[:, :-1]
+    slots = (np.arange(requests)[:, None] * BANKS + ordered % BANKS)[fresh]
+    counts = np.bincount(slots, minlength=requests * BANKS).reshape(requests, BANKS)
+    at_least_one: NDArray[np.int64] = np.maximum(1, counts.max(axis=1))
     return at_least_one
 
 

@@ -168,8 +168,8 @@ class DeviceSpec:
 # fixes; how it divides among the three follows the shares that AccelWattch (Kandiah et al.,
 # MICRO'21) gives for Volta [est].
 _GA100_ENERGY = EnergyTable(
-    issue_j=35 * PICO,  # [kt] share
-    fma32_j=8.5 * PICO,  # [kt] share; arithmetic alone about 1.5 pJ [isscc], the rest is operands
+    issue_j=34 * PICO,  # [kt] share
+    fma32_j=8.35 * PICO,  # [kt] share; arithmetic alone about 1.5 pJ [isscc], the rest is operands
     fp32_j=6.2 * PICO,  # [est] two operands instead of three, adder or multiplier alone
     fp16_j=4.6 * PICO,  # [est] fp32 x 0.75: half the bits, same register file access
     fp64_j=24
@@ -178,12 +178,14 @@ _GA100_ENERGY = EnergyTable(
     special_j=20 * PICO,  # [est] table look-up and two multiply-adds
     tensor_flop_j=0.70
     * PICO,  # [est] 312 TFLOP/s would take 218 W: tensor kernels reach the 250 W cap
-    sm_clock_j=107 * PICO,  # [kt] share
-    shared_wavefront_j=75
-    * PICO,  # [est] 32 banks x 4 bytes; SRAM read 5 pJ per 8 bytes [isscc] scaled
-    shared_byte_j=0.45 * PICO,  # [est] crossbar and register write-back
-    l1_sector_j=42 * PICO,  # [est] shared memory's cost for 32 bytes, and the tags
-    l2_byte_j=9.2 * PICO,  # 294 pJ for 32 bytes over 10 mm (ESiWACE3 tutorial slides)
+    sm_clock_j=105 * PICO,  # [kt] share
+    # [est] 32 banks of 4 bytes out of 192 KiB: 10 to 20 pJ for 8 bytes [isscc], scaled; then the crossbar
+    # and the register file. With these a dense float32 product draws about 200 W: between the 153 W
+    # of [kt], whose operands never leave the registers, and the limit of 250 W.
+    shared_wavefront_j=100 * PICO,
+    shared_byte_j=0.6 * PICO,
+    l1_sector_j=60 * PICO,  # [est] shared memory's cost for 32 bytes, and the tags
+    l2_byte_j=14 * PICO,  # 294 pJ for 32 bytes over 10 mm (ESiWACE3 slides); 15 mm of the die [est]
     dram_byte_j=58
     * PICO,  # HBM2 3.9 pJ/bit (O'Connor et al., MICRO'17), x 1.85 for PHY, controller [est]
 )
@@ -300,7 +302,7 @@ H200 = DeviceSpec(
     voltage_ratio=1.30,  # [est]
     power_limit_w=700,  # [ds]
     idle_power_w=115,  # [ai] the least power of any row is 126 W, with the GPU nearly idle
-    constant_power_w=72,  # [ai] together with static_power_w
+    constant_power_w=88,  # [ai] together with static_power_w
     static_power_w=62,  # [ai]
     thermal_resistance_c_per_w=0.06,  # [est] about 70 degrees at 700 W
     thermal_time_constant_s=20,  # [est]
