@@ -29,10 +29,9 @@ WORKLOADS = {
     "bert-mv": "matvec:m=3072,k=768",
     "llama-mv": "matvec:m=4096,k=4096",
     "llama-ffn-mv": "matvec:m=11008,k=4096",
-    "resnet-56": "conv2d:n=1,ci=64,co=64,h=56,w=56,kh=3,kw=3,pad=1",
-    "resnet-28": "conv2d:n=1,ci=128,co=128,h=28,w=28,kh=3,kw=3,pad=1",
-    "resnet-14": "conv2d:n=1,ci=256,co=256,h=14,w=14,kh=3,kw=3,pad=1",
-    "resnet-1x1": "conv2d:n=1,ci=64,co=256,h=56,w=56,kh=1,kw=1,pad=0",
+    "resnet-56": "conv2d:n=1,ci=64,co=64,h=56,w=56,kernel=3,padding=1",
+    "resnet-14": "conv2d:n=1,ci=256,co=256,h=14,w=14,kernel=3,padding=1",
+    "resnet-1x1": "conv2d:n=1,ci=64,co=256,h=56,w=56,kernel=1,padding=0",
 }
 QUICK = ("bert-qkv", "bert-mv", "resnet-1x1")
 
@@ -44,18 +43,35 @@ def main() -> None:
     parser.add_argument("--devices", default="sim:a100,sim:rtx4090")
     parser.add_argument("--workloads", default=None, help="names, comma-separated")
     parser.add_argument("--trials", type=int, default=None)
+    parser.add_argument("--trials-per-round", type=int, default=16)
     parser.add_argument("--population", type=int, default=None)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--policy", default="snr")
     options = parser.parse_args()
-    trials = options.trials or (32 if options.quick else 256)
-    population = options.population or (32 if options.quick else 128)
-    names = options.workloads.split(",") if options.workloads else (QUICK if options.quick else WORKLOADS)
-    result: dict[str, Any] = {"simulated": True, "trials": trials, "population": population}
+    trials = options.trials or (32 if options.quick else 128)
+    population = options.population or (32 if options.quick else 64)
+    names = (
+        options.workloads.split(",")
+        if options.workloads
+        else (QUICK if options.quick else WORKLOADS)
+    )
+    result: dict[str, Any] = {
+        "simulated": True,
+        "trials": trials,
+        "trials_per_round": options.trials_per_round,
+        "population": population,
+    }
     for device in options.devices.split(","):
         rows = []
         for name in names:
-            row = compare(device, name, trials, population, options.seed, options.policy)
+            settings = Settings(
+                trials=trials,
+                per_round=options.trials_per_round,
+                population=population,
+                seed=options.seed,
+                policy=options.policy,
+            )
+            row = compare(device, name, settings)
             rows.append(row)
             if not options.json:
                 print(
@@ -87,15 +103,22 @@ def geomean(values: list[float]) -> float:
     return math.exp(statistics.mean(math.log(value) for value in values))
 
 
-def compare(
-    device: str, name: str, trials: int, population: int, seed: int, policy: str
-) -> dict[str, Any]:
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    trials: int
+    per_round: int
+    population: int
+    seed: int
+    policy: str
+
+
+def compare(device: str, name: str, settings: Settings) -> dict[str, Any]:
     """Tune one workload both ways and evaluate both winners."""
     from tvm_energy.meta_schedule.workloads import parse_workload
 
     function = parse_workload(WORKLOADS[name]).primfunc()
-    ours = tune_ours(device, function, trials, population, seed, policy)
-    stock = tune_stock(device, function, trials, population, seed)
+    ours = tune_ours(device, function, settings)
+    stock = tune_stock(device, function, settings)
     return {
         "name": name,
         "workload": WORKLOADS[name],
@@ -123,22 +146,17 @@ class Outcome:
 
 def evaluate(device: Any, database: Any, function: Any) -> tuple[float, float]:
     """Noise-free simulated energy and latency of the kernel that a database deploys."""
-    from tvm.s_tir import meta_schedule as ms
-
     from tvm_energy.meta_schedule.kernel_description import describe_kernel
     from tvm_energy.meta_schedule.tuning import normalized
 
     schedule = database.query_schedule(normalized(function), device.target, "main")
     if schedule is None:
         sys.exit("no kernel was found")
-    del ms
     truth = device.gpu.truth(describe_kernel(schedule.mod, device.target))
     return truth.energy_j, truth.latency_s
 
 
-def tune_ours(
-    spec: str, function: Any, trials: int, population: int, seed: int, policy: str
-) -> Outcome:
+def tune_ours(spec: str, function: Any, settings: Settings) -> Outcome:
     from tvm.s_tir import meta_schedule as ms
 
     from tvm_energy.meta_schedule.device import open_device
@@ -153,10 +171,11 @@ def tune_ours(
                 [TuningTask(name="main", mod=function)],
                 device=device,
                 work_dir=Path(folder),
-                trials=trials,
-                seed=seed,
-                population=population,
-                policy=policy,
+                trials=settings.trials,
+                trials_per_round=settings.per_round,
+                seed=settings.seed,
+                population=settings.population,
+                policy=settings.policy,
             )
         seconds = time.perf_counter() - started
         records = list(read_records(Path(folder) / FILE_NAME))
@@ -183,10 +202,11 @@ def tune_ours(
     )
 
 
-def tune_stock(spec: str, function: Any, trials: int, population: int, seed: int) -> Outcome:
+def tune_stock(spec: str, function: Any, settings: Settings) -> Outcome:
     from tvm.s_tir import meta_schedule as ms
 
     from tvm_energy.meta_schedule.device import open_device
+    from tvm_energy.meta_schedule.tuning import evolutionary_search
 
     device = open_device(spec)
     with tempfile.TemporaryDirectory() as folder:
@@ -195,11 +215,12 @@ def tune_stock(spec: str, function: Any, trials: int, population: int, seed: int
             function,
             device.target,
             folder,
-            trials,
+            settings.trials,
+            num_trials_per_iter=settings.per_round,
             builder=device.builder,
             runner=device.runner,
-            strategy=ms.search_strategy.EvolutionarySearch(population_size=population),
-            seed=seed,
+            strategy=evolutionary_search(settings.population),
+            seed=settings.seed,
         )
         seconds = time.perf_counter() - started
         energy_j, latency_s = evaluate(device, database, function)

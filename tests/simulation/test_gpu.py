@@ -153,6 +153,7 @@ def test_l2_keeps_what_fits() -> None:
     assert simulate(A100, large).breakdown["dram_bytes"] == pytest.approx(2**28)
 
 
+@pytest.mark.usefixtures("no_luck")
 def test_equal_latency_and_different_energy_for_physical_reasons() -> None:
     """Bank conflicts, idle threads and redundant loads cost energy behind the same arithmetic."""
     lean = launch_of(

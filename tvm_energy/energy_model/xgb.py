@@ -13,8 +13,9 @@ Two variants:
     power times latency. Latency is known by the time that energy is predicted, so all of its
     variance leaves the model's error. Ours, and the default (see ``docs/results.md``).
 
-Latency, for kernels that have not been built, has a model of its own: label ``log(t / t_min)``, weight
-``t_min / t``.
+Latency, for kernels that have not been built, has a model of its own: label and weight ``t_min / t``, as
+in Ansor. (With ``log(t / t_min)`` as label, slow kernels took up the trees: the rank correlation of
+predicted energy in the search fell from 0.54 to 0.47; ``scripts/bench_energy_model.py``, simulated.)
 
 The standard error of a prediction comes from the errors made on each new batch *before* the model
 learned from it; after the first batch, which no model foresaw, from cross-validation. Errors with
@@ -34,7 +35,7 @@ import numpy as np
 import xgboost
 
 from tvm_energy.energy_model.base import Floats, Prediction, Sample
-from tvm_energy.energy_model.booster_json import booster_from_json, booster_to_json
+from tvm_energy.energy_model.trees import Trees
 from tvm_energy.errors import RecordFormatError
 
 Variant = Literal["factored", "direct"]
@@ -47,6 +48,12 @@ _MIN_SAMPLES = 8
 
 #: Errors of new batches that are remembered; a few rounds' worth.
 _REMEMBERED_ERRORS = 96
+
+#: Energies are few, since only kernels near the fastest are measured: leaves are shrunk more.
+_ENERGY_LAMBDA = 5.0
+
+#: No kernel is predicted to be slower than the fastest by more than this factor's inverse.
+_LEAST_SPEED = 0.01
 
 #: Parts of the first batch that are predicted from the others.
 _FOLDS = 4
@@ -64,7 +71,7 @@ class XgbKernelModel:
     Args:
         variant: ``factored`` or ``direct``.
         seed: of the trees' random choices.
-        rounds: trees in each model.
+        rounds: trees in the energy model; the latency model has twice as many.
         threads: of xgboost; more than one pays only for many thousands of samples.
     """
 
@@ -96,8 +103,8 @@ class XgbKernelModel:
             "nthread": threads,
             "verbosity": 0,
         }
-        self._latency: xgboost.Booster | None = None
-        self._energy: xgboost.Booster | None = None
+        self._latency: Trees | None = None
+        self._energy: Trees | None = None
         # Per group: least latency, least energy, typical (median) power.
         self._least_s: dict[str, float] = {}
         self._least_j: dict[str, float] = {}
@@ -132,7 +139,8 @@ class XgbKernelModel:
             return
         least_s = np.array([self._least_s[sample.group] for sample in samples])
         latency_s = np.array([sample.latency_s for sample in samples])
-        self._latency = self._train(samples, np.log(latency_s / least_s), least_s / latency_s)
+        speed = least_s / latency_s
+        self._latency = self._train(samples, speed, speed, self._parameters, 2 * self._rounds)
         measured = [sample for sample in samples if sample.energy_j is not None]
         if len(measured) < _MIN_SAMPLES:
             return
@@ -143,7 +151,8 @@ class XgbKernelModel:
         else:
             power_w = energy_j / np.array([sample.latency_s for sample in measured])
             label = np.log(power_w / [self._typical_w[sample.group] for sample in measured])
-        self._energy = self._train(measured, label, least_j / energy_j)
+        parameters = self._parameters | {"lambda": _ENERGY_LAMBDA}
+        self._energy = self._train(measured, label, least_j / energy_j, parameters, self._rounds)
 
     def _note_errors(self, samples: Sequence[Sample]) -> None:
         """Compare what the model would have said of new measurements, before it learns from them."""
@@ -205,11 +214,17 @@ class XgbKernelModel:
                 self._least_j[group] = min(energy_j for energy_j, _ in energies)
                 self._typical_w[group] = float(np.median([e / t for e, t in energies]))
 
-    def _train(self, samples: Sequence[Sample], label: Floats, weight: Floats) -> xgboost.Booster:
+    def _train(
+        self,
+        samples: Sequence[Sample],
+        label: Floats,
+        weight: Floats,
+        parameters: dict[str, Any],
+        rounds: int,
+    ) -> Trees:
         features = np.stack([sample.features for sample in samples])
         weight = _mean_one([sample.group for sample in samples], weight)
-        data = xgboost.DMatrix(features, label=label, weight=weight, nthread=self._threads)
-        return xgboost.train(self._parameters, data, num_boost_round=self._rounds)
+        return Trees.train(features, label, weight, parameters, rounds)
 
     # -- predicting ----------------------------------------------------------------------------
 
@@ -222,10 +237,12 @@ class XgbKernelModel:
         error = self.relative_error if latency_s is not None else self.relative_search_error
         if latency_s is None:
             assert self._latency is not None
-            latency_s = self._least_s[group] * np.exp(_predict(self._latency, features))
+            speed = np.maximum(self._latency.predict(features), _LEAST_SPEED)
+            latency_s = self._least_s[group] / speed
         if self._energy is None or group not in self._least_j:
             return Prediction(latency_s=latency_s)
-        ratio = np.exp(_predict(self._energy, features))
+        # The clip only guards exp: trees give nothing beyond their leaves.
+        ratio = np.exp(np.clip(self._energy.predict(features), -20, 20))
         if self.variant == "direct":
             energy_j = self._least_j[group] * ratio
         else:
@@ -250,8 +267,8 @@ class XgbKernelModel:
             "errors": list(self._errors),
             "search_errors": list(self._search_errors),
             "seen": sorted(self._seen),
-            "latency": None if self._latency is None else booster_to_json(self._latency),
-            "energy": None if self._energy is None else booster_to_json(self._energy),
+            "latency": self._latency and self._latency.to_json(),
+            "energy": self._energy and self._energy.to_json(),
         }
         unfinished = Path(f"{path}.part")
         unfinished.write_text(json.dumps(values, allow_nan=False), encoding="utf-8")
@@ -294,12 +311,9 @@ class XgbKernelModel:
         )
         seen = {(str(group), _finite(t), _finite(e)) for group, t, e in values["seen"]}
         latency, energy = (
-            None if values[name] is None else booster_from_json(values[name])
+            None if values[name] is None else Trees.from_json(values[name], self._threads)
             for name in ("latency", "energy")
         )
-        for booster in (latency, energy):
-            if booster is not None:
-                booster.set_param({"nthread": self._threads})  # a file does not keep it
         self.variant = values["variant"]
         self._least_s, self._least_j, self._typical_w = tables
         self._errors, self._search_errors, self._seen = errors, search_errors, seen
@@ -321,15 +335,6 @@ def _root_mean_square(errors: Sequence[float] | deque[float]) -> float:
     if not errors:
         return _PRIOR_RELATIVE_ERROR
     return max(_LEAST_RELATIVE_ERROR, float(np.sqrt(np.mean(np.square(errors)))))
-
-
-def _predict(booster: xgboost.Booster, features: Floats) -> Floats:
-    if features.shape[1] != booster.num_features():
-        raise ValueError(
-            f"the model learned from {booster.num_features()} features, got {features.shape[1]}"
-        )
-    # Far outside of what was seen, trees give nothing beyond their leaves; the clip only guards exp.
-    return np.clip(booster.inplace_predict(features).astype(np.float64), -20, 20)
 
 
 def _table(value: Any) -> dict[str, float]:

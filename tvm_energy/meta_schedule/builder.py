@@ -6,9 +6,9 @@ import shutil
 import tempfile
 from typing import Any
 
-from tvm_ffi import structural_hash
 from tvm.ir.utils import derived_object
 from tvm.s_tir.meta_schedule.builder import BuilderResult, PyBuilder
+from tvm_ffi import structural_hash
 
 from tvm_energy.meta_schedule.history import History
 from tvm_energy.meta_schedule.pool import WorkerPool

@@ -104,7 +104,8 @@ def versions() -> dict[str, str]:
         "python": platform.python_version(),
         "apache-tvm": _version("apache-tvm"),
         "apache-tvm-ffi": _version("apache-tvm-ffi"),
-        "xgboost": _version("xgboost"),
+        # xgboost-cpu is the same module without the GPU libraries.
+        "xgboost": _version("xgboost") or _version("xgboost-cpu"),
     }
     return {name: str(version) for name, version in found.items() if version}
 

@@ -37,6 +37,7 @@ from tvm_energy.meta_schedule.traces import workload_hash
 from tvm_energy.objective import DEFAULT_OBJECTIVE, Objective, parse_objective
 from tvm_energy.policy import parse_policy
 from tvm_energy.progress import Progress, SilentProgress
+from tvm_energy.replay import comparable
 from tvm_energy.session import Session
 from tvm_energy.work_dir import load, locked_work_dir
 
@@ -116,7 +117,7 @@ def run(
     _check_counts(tasks, trials, trials_per_round, finalists)
     stock = dict(stock or {})
     if population is not None:
-        stock["strategy"] = ms.search_strategy.EvolutionarySearch(population_size=population)
+        stock["strategy"] = evolutionary_search(population)
     with locked_work_dir(Path(work_dir)), _opened(device, target) as opened:
         engine = _Engine.open(
             opened,
@@ -135,6 +136,23 @@ def run(
             engine.progress.finished()
             engine.log.close()
         return engine.database
+
+
+def evolutionary_search(population: int) -> Any:
+    """MetaSchedule's evolutionary search with another population than its 512.
+
+    It wants 50 new valid schedules to begin with, however small the population is; where few samples are
+    valid (convolutions on a GPU), gathering them takes most of the time. A quarter of the population
+    is enough. It also gives up after five fruitless batches of the population's size; the number is
+    raised so that a small population does not give up earlier.
+    """
+    if population < 1:
+        raise ConfigurationError(f"population must be at least 1, got {population}")
+    return ms.search_strategy.EvolutionarySearch(
+        population_size=population,
+        init_min_unmeasured=max(1, min(50, population // 4)),
+        max_fail_count=5 * max(1, 512 // population),
+    )
 
 
 def _check_counts(tasks: Sequence[TuningTask], trials: int, per_round: int, finalists: int) -> None:
@@ -195,14 +213,13 @@ class _Engine:
         if parsed.needs_energy and device.meter is None:
             raise MeterUnavailable(
                 f"objective {parsed.spec!r} needs energy, which cannot be measured on {device.spec}: "
-                f"{device.no_meter_reason} Use --objective latency, or a simulated device such as "
-                "sim:a100."
+                f"{device.no_meter_reason}; or tune for a simulated device such as sim:a100"
             )
         plan = plan or MeasurementPlan()
         chosen_policy = parse_policy(policy if parsed.needs_energy else "none")
         if seed is None:
             seed = int(np.random.default_rng().integers(1, 2**30))
-        earlier = comparable(load(work_dir, str(device.identity["uuid"])), plan, progress)
+        earlier = _earlier(work_dir, str(device.identity["uuid"]), plan, progress)
         log = rec.RecordLog(work_dir)
         log.append(
             rec.Header(
@@ -456,23 +473,11 @@ class _Engine:
         )
 
 
-def comparable(
-    records: Sequence[rec.Record], plan: MeasurementPlan, progress: Progress
+def _earlier(
+    work_dir: Path, device_uuid: str, plan: MeasurementPlan, progress: Progress
 ) -> list[rec.Record]:
-    """Earlier records as far as they can be compared: energies of another plan are set aside."""
-    ours = dataclasses.asdict(plan)
-    kept: list[rec.Record] = []
-    same, set_aside = True, 0
-    for record in records:
-        if isinstance(record, rec.Header):
-            same = record.plan == ours
-        elif not same and isinstance(record, rec.FinalRecord):
-            set_aside += 1
-            continue
-        elif not same and isinstance(record, rec.CandidateRecord) and record.measured:
-            set_aside += 1
-            record = dataclasses.replace(record, measured=None)
-        kept.append(record)
+    """What earlier runs left; energies measured under another plan are set aside, and that is said."""
+    kept, set_aside = comparable(load(work_dir, device_uuid), dataclasses.asdict(plan))
     if set_aside:
         progress.message(
             f"{set_aside} energies on record were measured in another way "

@@ -3,13 +3,16 @@
 Every constant names its source in the comment beside it:
 
     [ds]    the vendor's data sheet or architecture white paper of the part
-    [mb]    published micro-benchmarks (Jia et al., arXiv:1804.06826 and arXiv:1903.07486; Sun et al.,
-            arXiv:2206.02874 for Ampere; Luo et al., arXiv:2402.13499 for Hopper)
+    [mb]    what published micro-benchmarks report, rounded (Abdelkhalik et al., arXiv:2208.11174 for
+            Ampere; Luo et al., arXiv:2402.13499 for Hopper, Ada and Ampere)
     [kt]    fitted by us to the power-over-clock table of an A100-PCIE-40GB in KernelTuner's
             kernel_tuner_tutorial (energy/data), Apache-2.0
     [ai]    fitted by us to H200 rows of ai-dynamo/aiconfigurator, Apache-2.0
     [isscc] Horowitz, "Computing's energy problem", ISSCC 2014, scaled to the process (estimate)
     [est]   our estimate; the comment says how
+
+Figures marked [ds], [mb] and the pJ/bit of DRAM were written down from general knowledge of these
+sources and not compared with their text; only the [kt] and [ai] data were at hand.
 
 Energies are joules at the *reference* voltage, that of the highest clock, and scale with voltage
 squared; DRAM has a supply of its own and does not scale.
@@ -180,8 +183,9 @@ _GA100_ENERGY = EnergyTable(
     * PICO,  # [est] 312 TFLOP/s would take 218 W: tensor kernels reach the 250 W cap
     sm_clock_j=105 * PICO,  # [kt] share
     # [est] 32 banks of 4 bytes out of 192 KiB: 10 to 20 pJ for 8 bytes [isscc], scaled; then the crossbar
-    # and the register file. With these a dense float32 product draws about 200 W: between the 153 W
-    # of [kt], whose operands never leave the registers, and the limit of 250 W.
+    # and the register file. Together with L1 and L2 raised by a third to a half after a look at the
+    # power of simulated TVM products (176 W before), which we hold to be low beside the 153 W of
+    # [kt], whose operands never leave the registers. No measurement was found to check that.
     shared_wavefront_j=100 * PICO,
     shared_byte_j=0.6 * PICO,
     l1_sector_j=60 * PICO,  # [est] shared memory's cost for 32 bytes, and the tags
