@@ -40,15 +40,23 @@ def test_without_floating_point_the_most_work_of_any_kind_counts() -> None:
 
 def test_launch_geometry_is_multiplied() -> None:
     row = np.zeros((1, ROW_LENGTH))
-    for name, extent in {
+    row[0, COLUMN["is_gpu"]] = 1
+    extents = {
         "blockIdx_x": 8,
         "blockIdx_y": 4,
-        "threadIdx_x": 64,
-        "float_mul": 4096,
-    }.items():
+        "blockIdx_z": 2,
+        "threadIdx_x": 32,
+        "threadIdx_y": 3,
+    }
+    for name, extent in (extents | {"threadIdx_z": 5, "vthread": 7, "float_mul": 61440}).items():
         row[0, COLUMN[name]] = np.log2(1 + extent)
     vector = pool([row])[0]
-    expected = {"blocks": 32, "threads_per_block": 64, "threads": 2048, "operations_per_thread": 2}
+    expected = {
+        "blocks": 64,
+        "threads_per_block": 480,
+        "threads": 30720,
+        "operations_per_thread": 2,
+    }
     for name, value in expected.items():
         assert vector[ENTRY[f"launch_{name}"]] == pytest.approx(np.log2(1 + value)), name
 

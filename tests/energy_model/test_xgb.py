@@ -72,12 +72,16 @@ def test_tasks_of_other_scale_do_not_disturb(variant: Variant) -> None:
     alone.fit(small)
     both.fit(small + large)
     test = kernels(100, seed=2)
-    errors = []
-    for model in (alone, both):
-        prediction = model.predict(stacked(test), "task", latencies(test))
-        assert prediction is not None
-        errors.append(np.median(np.abs(prediction.energy_j / energies(test) - 1)))
-    assert errors[1] < errors[0] + 0.05
+    for latency_s in (latencies(test), None):
+        errors = []
+        for model in (alone, both):
+            prediction = model.predict(stacked(test), "task", latency_s)
+            assert prediction is not None
+            errors.append(np.median(np.abs(prediction.energy_j / energies(test) - 1)))
+        assert errors[1] < errors[0] + 0.05
+    slow = both.predict(stacked(test), "large")
+    assert slow is not None
+    assert np.median(slow.latency_s / latencies(test)) == pytest.approx(1000, rel=0.2)
 
 
 def test_weights_favour_low_energy() -> None:
@@ -118,6 +122,7 @@ def test_errors_of_the_first_batch_are_cross_validated(variant: Variant) -> None
         assert prediction is not None
         truth = float(np.sqrt(np.mean((prediction.energy_j / energies(test) - 1) ** 2)))
         assert 0.6 * truth < claimed < 1.8 * truth
+        np.testing.assert_allclose(prediction.energy_stderr_j, claimed * prediction.energy_j)
 
 
 def test_unknown_and_unmeasured() -> None:

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Iterator
 
+import cloudpickle
 import pytest
 
 from tvm_energy.meta_schedule.pool import WorkerPool
@@ -21,6 +23,8 @@ def job(what: str) -> str:
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[WorkerPool]:
+    # Workers cannot import this file.
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
     pool = WorkerPool(1, timeout_s=20, environment={"TVM_ENERGY_TEST": "set"})
     yield pool
     pool.close()

@@ -31,6 +31,7 @@ from tvm_energy.meta_schedule.callback import EnergyCallback
 from tvm_energy.meta_schedule.cost_model import EnergyCostModel, FeatureReader
 from tvm_energy.meta_schedule.database import ObjectiveDatabase
 from tvm_energy.meta_schedule.device import Artifact, TuningDevice, open_device
+from tvm_energy.meta_schedule.logs import close_loggers, open_loggers
 from tvm_energy.meta_schedule.runner import argument_infos
 from tvm_energy.meta_schedule.task_scheduler import EnergyTaskScheduler
 from tvm_energy.meta_schedule.traces import workload_hash
@@ -135,6 +136,7 @@ def run(
         finally:
             engine.progress.finished()
             engine.log.close()
+            close_loggers()
         return engine.database
 
 
@@ -352,7 +354,7 @@ class _Engine:
     def _contexts(self, tasks: dict[str, TuningTask], stock: Mapping[str, Any]) -> dict[str, Any]:
         """Tune contexts of the tasks whose design space can be generated."""
         contexts: dict[str, Any] = {}
-        loggers = _file_loggers(self.log.path.parent, [task.name for task in tasks.values()])
+        loggers = open_loggers(self.log.path.parent, [task.name for task in tasks.values()])
         seeds = ms.utils.fork_seed(self.seed, n=len(tasks))
         special = stock.get("special_space") or {}
         for (workload, task), task_logger, seed in zip(
@@ -499,16 +501,6 @@ def normalized(mod: Any) -> Any:
 def _first_line(exc: BaseException) -> str:
     lines = [line.strip() for line in str(exc).splitlines() if line.strip()]
     return (lines[-1] if lines else type(exc).__name__)[:300]
-
-
-def _file_loggers(work_dir: Path, names: Sequence[str]) -> list[logging.Logger]:
-    """MetaSchedule's loggers into ``logs/``, without its copy of everything on stdout."""
-    loggers = ms.logging.get_loggers_from_work_dir(str(work_dir), list(names))
-    main = logging.getLogger("tvm.s_tir.meta_schedule")
-    for handler in list(main.handlers):
-        if type(handler) is logging.StreamHandler:
-            main.removeHandler(handler)
-    return loggers
 
 
 class _StopFlag:
