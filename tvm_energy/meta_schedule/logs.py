@@ -34,10 +34,13 @@ def open_loggers(work_dir: Path, names: Sequence[str]) -> list[logging.Logger]:
 
 
 def close_loggers() -> None:
-    """Close every file that `open_loggers` opened."""
+    """Close every file that `open_loggers` opened, and leave the loggers as they were."""
     for name in list(logging.Logger.manager.loggerDict):
         if name == _PREFIX or name.startswith(f"{_PREFIX}.logging.task_"):
-            _remove_handlers(logging.getLogger(name))
+            logger = logging.getLogger(name)
+            _remove_handlers(logger)
+            logger.setLevel(logging.NOTSET)
+            logger.propagate = True
 
 
 def _to_file(logger: logging.Logger, path: Path) -> None:
