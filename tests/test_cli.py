@@ -486,7 +486,9 @@ def test_an_energy_objective_without_a_meter_is_refused(cli: Cli, tmp_path: Path
         pytest.skip("this processor's energy may be readable")
     outcome = cli("tune", *SMALL, "--device", "cpu", "--work-dir", tmp_path / "out")
     assert (outcome.code, outcome.stdout) == (1, "")
-    assert "use --objective latency; or tune for a simulated device such as sim:a100" in outcome.stderr
+    assert (
+        "use --objective latency; or tune for a simulated device such as sim:a100" in outcome.stderr
+    )
 
 
 @pytest.mark.tuning
