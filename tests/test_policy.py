@@ -50,6 +50,7 @@ def test_spec_is_read_back(spec: str) -> None:
 def test_snr_options() -> None:
     assert parse_policy("snr:threshold=20,step=0.1,start=0.8,floor=0.2") == Snr(20, 0.1, 0.8, 0.2)
     assert parse_policy("snr") == Snr()
+    assert parse_policy(" all ") == parse_policy("all")
 
 
 @pytest.mark.parametrize(
@@ -103,6 +104,34 @@ def test_snr_in_decibels() -> None:
     assert mean == pytest.approx(0.0)
     assert Feedback(measured_j=truth[:2], predicted_j=truth[:2] + 1).snr_db is None
     assert Feedback().snr_db is None
+
+
+def test_the_signal_is_the_spread_of_all_rounds() -> None:
+    """Alike kernels do not make a good model look bad; predicting the mean is still worth nothing."""
+    alike, far = np.array([1.0, 1.01, 1.02]), np.array([1.5, 2.0, 2.5])
+    alone = Feedback(measured_j=alike, predicted_j=alike + 0.02)
+    among = Feedback(measured_j=alike, predicted_j=alike + 0.02, earlier_j=far)
+    assert alone.snr_db is not None
+    assert alone.snr_db < 0
+    spread = np.var([1.0, 1.01, 1.02, 1.5, 2.0, 2.5])
+    assert among.snr_db == pytest.approx(10 * math.log10(spread / 0.02**2))
+    mean = Feedback(measured_j=far, predicted_j=np.full(3, far.mean()), earlier_j=far)
+    assert mean.snr_db == pytest.approx(0.0)
+
+
+def test_k_moves_only_with_what_was_learned() -> None:
+    policy, state = Snr(step=0.2), PolicyState(fraction=0.4)
+    pair = np.array([1.0])
+    few = Feedback(gated=2, measured=1, measured_j=pair, predicted_j=pair)
+    alike = np.full(4, 1.0)
+    cases = {
+        "too few pairs": (few, 0.6),
+        "nothing passed the gate": (Feedback(), 0.4),
+        "all measurements failed": (Feedback(gated=9, measured=0), 0.4),
+        "no spread": (Feedback(measured=4, measured_j=alike, predicted_j=alike + 0.1), 0.4),
+    }
+    for name, (told, fraction) in cases.items():
+        assert policy.update(state, told).fraction == pytest.approx(fraction), name
 
 
 def test_first_round_measures_all_and_later_ones_probe() -> None:

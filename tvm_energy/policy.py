@@ -53,24 +53,28 @@ class Feedback:
     Attributes:
         gated, measured: numbers of candidates.
         measured_j, predicted_j: energies of the measured ones that had a prediction, shape (m,).
+        earlier_j: energies measured in the task's earlier rounds, shape (e,).
     """
 
     gated: int = 0
     measured: int = 0
     measured_j: Floats = field(default_factory=_empty)
     predicted_j: Floats = field(default_factory=_empty)
+    earlier_j: Floats = field(default_factory=_empty)
 
     @property
     def snr_db(self) -> float | None:
-        """``10 log10(sum (E - mean E)^2 / sum (E - E_predicted)^2)``; None from too few pairs.
+        """``10 log10(mean (E - mean E)^2 / mean (E - E_predicted)^2)``; None from too few pairs.
 
-        Our reconstruction: deviations from the mean as the signal, so that a model that always
-        predicts the mean gets 0 dB, not a high value.
+        Our reconstruction. The signal is the spread of the task's energies, so that a model that
+        always predicts the mean gets about 0 dB, not a high value. It is taken over all rounds: the
+        few kernels of one round, alike since the search and the gate chose them, would make any
+        model look bad. The noise is that of this round's predictions.
         """
         if len(self.measured_j) < _MIN_PAIRS:
             return None
-        signal = float(np.sum((self.measured_j - self.measured_j.mean()) ** 2))
-        noise = float(np.sum((self.measured_j - self.predicted_j) ** 2))
+        signal = float(np.var(np.concatenate([self.earlier_j, self.measured_j])))
+        noise = float(np.mean((self.measured_j - self.predicted_j) ** 2))
         if signal <= 0 or noise <= 0:
             return None
         return 10 * math.log10(signal / noise)
@@ -202,18 +206,23 @@ class Snr:
     def choose(self, state: PolicyState, gate: Gate, rng: np.random.Generator) -> list[int]:
         """See `Policy.choose`: the k lowest predictions, then one random probe among the rest."""
         chosen = _lowest(gate, _count(state.fraction, gate), rng)
-        rest = [index for index in range(len(gate.latency_s)) if index not in set(chosen)]
+        rest = sorted(set(range(len(gate.latency_s))) - set(chosen))
         if rest:
             chosen.append(int(rng.choice(rest)))
         return chosen
 
     def update(self, state: PolicyState, feedback: Feedback) -> PolicyState:
-        """See `Policy.update`; a round that says nothing about predictions leaves k as it is."""
-        snr_db = feedback.snr_db
+        """See `Policy.update`.
+
+        Too few pairs to judge predictions by: measure more, or k could stay small for good. Nothing
+        measured, or no spread: k stays as it is.
+        """
         fraction = state.fraction
-        if snr_db is not None:
-            change = -self.step if snr_db >= self.threshold else self.step
-            fraction = min(1.0, max(self.floor, fraction + change))
+        snr_db = feedback.snr_db
+        if snr_db is not None and snr_db >= self.threshold:
+            fraction = max(self.floor, fraction - self.step)
+        elif snr_db is not None or 0 < len(feedback.measured_j) < _MIN_PAIRS:
+            fraction = min(1.0, fraction + self.step)
         return PolicyState(fraction=fraction, rounds=state.rounds + 1)
 
 
@@ -240,7 +249,8 @@ def parse_policy(spec: str | Policy) -> Policy:
     """
     if not isinstance(spec, str):
         return spec
-    name, _, rest = spec.strip().partition(":")
+    spec = spec.strip()
+    name, _, rest = spec.partition(":")
     if spec in ("all", "none"):
         return Fixed(1.0 if spec == "all" else 0.0, spec)
     if name == "fixed":

@@ -268,6 +268,9 @@ class Session:
             measured=len(measured),
             measured_j=np.array([pair[0] for pair in pairs]),
             predicted_j=np.array([pair[1] for pair in pairs]),
+            earlier_j=np.array(
+                [kernel.measured.energy_j for kernel in task.kernels.values() if kernel.measured]
+            ),
         )
         task.policy_state = self.policy.update(state, feedback)
         return measured, failed, feedback

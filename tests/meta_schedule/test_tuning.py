@@ -133,6 +133,15 @@ def test_measured_and_predicted_are_kept_apart(simulated) -> None:
     assert all(record.measured.stderr_j > 0 for record in measured if record.measured)
 
 
+def test_the_model_is_left_as_json_and_loads(simulated) -> None:
+    work_dir, database = simulated
+    from tvm_energy.energy_model.xgb import XgbKernelModel
+
+    model = XgbKernelModel()
+    model.load(work_dir / "energy_model.json")
+    assert model.relative_error == database.core.session.model.relative_error
+
+
 def test_continuing_tries_nothing_twice(tmp_path: Path) -> None:
     task = TuningTask(name="main", mod=parse_workload(SMALL).primfunc())
 
@@ -298,3 +307,36 @@ def test_a_tuned_network_equals_onnx_runtime(tmp_path: Path) -> None:
     for ours, theirs in zip(compiled.run(inputs), expected, strict=True):
         assert np.ptp(theirs) > 1e-3
         np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-5)
+
+
+def test_tune_relax_takes_the_stock_arguments(tmp_path: Path) -> None:
+    from test_networks import small_model
+
+    from tvm_energy.meta_schedule.networks import import_onnx, lower
+
+    target = tvm.target.Target("nvidia/nvidia-a100")
+    module = lower(import_onnx(small_model(), name="small"), target)
+    database = tvm_energy.tune_relax(
+        module,
+        {},
+        target,
+        str(tmp_path),
+        4,
+        op_names=["softmax"],
+        num_trials_per_iter=4,
+        seed=1,
+        device="sim:a100",
+        strategy=evolutionary_search(16),
+    )
+    (task,) = summarize(tmp_path).tasks
+    assert "softmax" in task.name
+    assert task.best is not None
+    tuned = tvm.relax.transform.MetaScheduleApplyDatabase()
+    with target, database, tvm.transform.PassContext(opt_level=3):
+        applied = tuned(module)
+    scheduled = [
+        variable.name_hint
+        for variable, function in applied.functions_items()
+        if function.attrs and function.attrs.get("tirx.is_scheduled")
+    ]
+    assert any("softmax" in name for name in scheduled)

@@ -50,6 +50,9 @@ DEFAULT_FINALISTS = 4
 #: Kernels of earlier runs whose features are read again, so that the model starts with what it knew.
 _RELEARNED_PER_TASK = 256
 
+#: The energy model as it was at the end of the run, for a look at it and for later use.
+MODEL_FILE = "energy_model.json"
+
 #: Arguments of the stock tune functions that concern a task's context, not the tuner.
 _CONTEXT_OPTIONS = ("space", "special_space", "strategy", "num_tuning_cores")
 
@@ -133,6 +136,7 @@ def run(
         try:
             engine.tune(tasks, trials, trials_per_round, stock)
             engine.measure_finalists(finalists)
+            engine.session.model.save(Path(work_dir) / MODEL_FILE)
         finally:
             engine.progress.finished()
             engine.log.close()
