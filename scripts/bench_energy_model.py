@@ -77,19 +77,20 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print only the JSON object")
     parser.add_argument("--devices", default="a100,rtx4090")
     parser.add_argument("--rounds", type=int, default=None)
-    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--batch", type=int, default=None, help="candidates in each round")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--pool", type=Path, help=".npz that keeps candidates for the next run")
     options = parser.parse_args()
-    rounds = options.rounds or (4 if options.quick else 8)
+    rounds = options.rounds or (4 if options.quick else 6)
+    batch = options.batch or (24 if options.quick else 32)
     devices = options.devices.split(",")
     workloads = WORKLOADS[:QUICK] if options.quick else WORKLOADS
     kept = load(options.pool, devices) if options.pool and options.pool.exists() else {}
     tasks = {}
     for name in workloads:
         if name not in kept:
-            kept[name] = generate(name, devices, rounds, options.batch, options.seed)
+            kept[name] = generate(name, devices, rounds, batch, options.seed)
             if options.pool:
                 save(options.pool, kept)
         tasks[name] = kept[name]

@@ -331,9 +331,8 @@ def test_tune_relax_takes_the_stock_arguments(tmp_path: Path) -> None:
     (task,) = summarize(tmp_path).tasks
     assert "softmax" in task.name
     assert task.best is not None
-    tuned = tvm.relax.transform.MetaScheduleApplyDatabase()
     with target, database, tvm.transform.PassContext(opt_level=3):
-        applied = tuned(module)
+        applied = tvm.relax.transform.MetaScheduleApplyDatabase()(module)
     scheduled = [
         variable.name_hint
         for variable, function in applied.functions_items()
