@@ -6,6 +6,7 @@
     ├── ConfigurationError         an argument, option or file name is wrong       (exit code 2)
     ├── IncompatibleVersions       a TVM / tvm-ffi pair that would crash the process
     ├── MeterUnavailable           no meter for the wanted device, or no permission
+    ├── ClockUnavailable           the clock cannot be locked or released: no permission, no support
     ├── MeasurementError           one measurement failed; the search goes on
     │   └── MeasurementTooShort    less energy than the sensor can resolve; says the length needed
     ├── RecordFormatError          a log line is torn or wrong; names file and line
@@ -32,6 +33,10 @@ class IncompatibleVersions(TvmEnergyError, ImportError):
 
 class MeterUnavailable(TvmEnergyError):
     """Energy cannot be measured here: no sensor, no permission, or the GPU is gone."""
+
+
+class ClockUnavailable(TvmEnergyError):
+    """The clock of a GPU cannot be locked or released: no permission, or the GPU does not support it."""
 
 
 class MeasurementError(TvmEnergyError):

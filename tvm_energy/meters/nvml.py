@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from tvm_energy.errors import MeterUnavailable
@@ -34,7 +34,7 @@ from tvm_energy.meters.nvml_sensors import (
 from tvm_energy.meters.system_time import SystemTime
 from tvm_energy.meters.update_period import Changes, watch_changes
 
-__all__ = ["GpuInfo", "NvmlMeter", "list_gpus", "open_nvml_meter", "throttle_names"]
+__all__ = ["GpuInfo", "NvmlMeter", "list_gpus", "nvml_session", "open_nvml_meter", "throttle_names"]
 
 #: What nvidia-ml-py has and the packages that install a module of the same name may lack.
 _NEEDED_NAMES = (
@@ -123,11 +123,24 @@ def list_gpus(nvml: Any = None) -> list[GpuInfo]:
     Raises:
         MeterUnavailable: no library, no driver, no permission; the message says what to do.
     """
+    with nvml_session(nvml) as started, opening(started, "listing the GPUs"):
+        return describe_all(started)
+
+
+@contextlib.contextmanager
+def nvml_session(nvml: Any = None) -> Iterator[Any]:
+    """The module, started and stopped around the block.
+
+    Args:
+        nvml: a module like ``pynvml``; None imports it.
+
+    Raises:
+        MeterUnavailable: no library, no driver, no permission; the message says what to do.
+    """
     nvml = _import_pynvml() if nvml is None else nvml
     _start(nvml)
     try:
-        with opening(nvml, "listing the GPUs"):
-            return describe_all(nvml)
+        yield nvml
     finally:
         _stop(nvml)
 

@@ -102,6 +102,8 @@ class SimulatedGpu:
             uuid=f"GPU-simulated-{self.spec.name}-{self.seed}",
             power_limit_w=self.spec.power_limit_w,
             state=self.state,
+            lock_clock=self._lock_clock,
+            clocks_mhz=[round(clock) for clock in reversed(self.spec.clocks_mhz)],
             seed=self.seed,
         )
 
@@ -119,6 +121,9 @@ class SimulatedGpu:
             temperature_c=self.temperature_c(),
             throttle_bits=_SW_POWER_CAP if truth.throttled else 0,
         )
+
+    def _lock_clock(self, clock_mhz: float | None) -> None:
+        self.clock_mhz = clock_mhz
 
     def temperature_c(self) -> float:
         """Die temperature now."""
