@@ -35,7 +35,7 @@ LAYERS = {
         "simulation",
         "work_dir",
     },
-    "workflow": {"protocol", "replay", "session"},
+    "workflow": {"protocol", "replay", "self_test", "session", "stretch"},
     "adapters": {"ansor", "meta_schedule"},
     "edges": {"", "__main__", "cli", "doctor", "report", "testing"},
 }

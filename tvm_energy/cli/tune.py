@@ -19,6 +19,7 @@ from tvm_energy.cli.guard import (
     FAILED,
     INTERRUPTED,
     Debug,
+    Force,
     Json,
     Quiet,
     Verbose,
@@ -127,6 +128,7 @@ def command(
         int | None,
         typer.Option(min=1, help="Tune only that many kernels, the costliest of the model."),
     ] = None,
+    force: Force = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
     as_json: Json = False,
@@ -150,7 +152,10 @@ def command(
     from tvm_energy.meta_schedule import compat  # noqa: F401  (refuses a TVM that would crash)
     from tvm_energy.meta_schedule.device import open_device
 
-    with stdout_for_results(), contextlib.closing(open_device(device, target)) as opened:
+    with (
+        stdout_for_results(),
+        contextlib.closing(open_device(device, target, force=force)) as opened,
+    ):
         if device == "auto" and not quiet:
             _say_device(opened)
         if work_dir is None:

@@ -6,16 +6,25 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from tvm_energy.errors import ConfigurationError, MeterUnavailable
+from tvm_energy.errors import ConfigurationError, MeasurementError, MeterUnavailable
 from tvm_energy.measurement import EnergyMeasurement, MeasurementPlan
 from tvm_energy.meta_schedule.history import History
-from tvm_energy.meta_schedule.workers import ArgumentInfo, measure_libraries
+from tvm_energy.meta_schedule.workers import (
+    ArgumentInfo,
+    measure_exported,
+    measure_libraries,
+    plain_reason,
+    time_library,
+)
+
+logger = logging.getLogger(__name__)
 
 MEASURE_TIMEOUT_S = 180.0
 DEFAULT_SIMULATED = "sim:a100"
@@ -64,12 +73,13 @@ class TuningDevice(Protocol):
         ...
 
 
-def open_device(spec: str = "auto", target: Any = None) -> TuningDevice:
+def open_device(spec: str = "auto", target: Any = None, *, force: bool = False) -> TuningDevice:
     """Open a device by name.
 
     Args:
         spec: ``auto``, ``cpu``, ``cuda``, ``cuda:N``, a GPU's UUID, or ``sim:NAME``.
         target: TVM target to use instead of the device's own.
+        force: use a GPU that is divided by MIG; its energy is that of the whole GPU.
 
     Raises:
         ConfigurationError: no such device.
@@ -77,7 +87,7 @@ def open_device(spec: str = "auto", target: Any = None) -> TuningDevice:
     """
     if spec == "auto":
         try:
-            return _open_gpu(None, target)
+            return _open_gpu(None, target, force)
         except MeterUnavailable:
             return open_device(DEFAULT_SIMULATED, target)
     if spec == "cpu":
@@ -88,7 +98,7 @@ def open_device(spec: str = "auto", target: Any = None) -> TuningDevice:
         return SimulatedDevice(spec, target)
     if spec == "cuda" or spec.startswith(("cuda:", "GPU-", "MIG-")):
         name = spec.removeprefix("cuda").removeprefix(":")
-        return _open_gpu(int(name) if name.isdecimal() else name or None, target)
+        return _open_gpu(int(name) if name.isdecimal() else name or None, target, force)
     raise ConfigurationError(
         f"unknown device {spec!r}; use auto, cpu, cuda, cuda:N, a GPU's UUID, "
         "or a simulated one: " + ", ".join(simulated_names())
@@ -102,11 +112,14 @@ def simulated_names() -> list[str]:
     return [f"sim:{name}" for name in DEVICES]
 
 
-def _open_gpu(which: int | str | None, target: Any) -> TuningDevice:
+def _open_gpu(which: int | str | None, target: Any, force: bool) -> TuningDevice:
     from tvm_energy.meters.nvml import open_nvml_meter
+    from tvm_energy.meters.nvml_devices import cuda_name
 
-    with contextlib.closing(open_nvml_meter(which)) as meter:
+    with contextlib.closing(open_nvml_meter(which, force=force)) as meter:
         info = meter.info
+    for note in info.notes:
+        logger.warning("%s: %s", info.device_name, note)
     return RealDevice(
         spec=f"cuda:{info.device_uuid}",
         kind="cuda",
@@ -116,11 +129,11 @@ def _open_gpu(which: int | str | None, target: Any) -> TuningDevice:
             "uuid": info.device_uuid,
             "driver": info.driver_version,
         },
-        meter={"kind": "nvml", "uuid": info.device_uuid},
+        meter={"kind": "nvml", "uuid": info.device_uuid, "force": force},
         meter_info=info.to_json(),
         max_power_w=info.max_power_w,
         # CUDA and NVML may number GPUs differently; the UUID means the same to both.
-        environment={"CUDA_VISIBLE_DEVICES": info.device_uuid},
+        environment={"CUDA_VISIBLE_DEVICES": cuda_name(info.device_uuid, which, os.environ)},
     )
 
 
@@ -230,6 +243,37 @@ class RealDevice:
             return [str(error)]
         # One of several kernels took the worker down: measure them one by one.
         return [self.measure([artifact], plan)[0] for artifact in artifacts]
+
+    def measure_exported(
+        self, path: str, entry: str, arguments: Sequence[ArgumentInfo], plan: MeasurementPlan
+    ) -> EnergyMeasurement | float:
+        """Measure a function of an exported library; only its latency where there is no meter.
+
+        Raises:
+            MeasurementError: the library cannot be loaded or run; the message says why.
+        """
+        job = (path, entry, list(arguments), self._kind, self._meter_spec, plan)
+        ((result, error),) = self._measure_pool.map(
+            measure_exported, [(*job, str(self.identity["uuid"]))]
+        )
+        if result is None:
+            raise MeasurementError(plain_reason(error))
+        if "energy_j" in result:
+            return EnergyMeasurement.from_json(result)
+        return float(result["latency_s"])
+
+    def latency(self, artifact: Artifact) -> float:
+        """Seconds a launch of a built kernel, without energy.
+
+        Raises:
+            MeasurementError: the kernel cannot be run; the message says why.
+        """
+        ((times_s, error),) = self._run_pool.map(
+            time_library, [(artifact.path, self._kind, artifact.arguments)]
+        )
+        if times_s is None:
+            raise MeasurementError(plain_reason(error))
+        return sum(times_s) / len(times_s)
 
     def close(self) -> None:
         """See `TuningDevice.close`."""

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import tempfile
 import threading
 from collections.abc import Sequence
 from typing import Any
 
+from tvm_energy.errors import ConfigurationError, MeasurementError
 from tvm_energy.measurement import EnergyMeasurement, MeasurementPlan
+from tvm_energy.meters.nvml_devices import WORKER_VARIABLE
 
 #: Shape and dtype of one argument of a kernel.
 ArgumentInfo = tuple[tuple[int, ...], str]
@@ -22,6 +25,7 @@ ArgumentInfo = tuple[tuple[int, ...], str]
 def prepare_worker(environment: dict[str, str]) -> None:
     """Runs once in each new worker process, before any device is touched."""
     os.environ.update(environment)
+    os.environ[WORKER_VARIABLE] = "1"
     import tvm_energy.meta_schedule.compat  # noqa: F401, I001  (refuses a bad pair before TVM loads)
     import tvm  # noqa: F401
 
@@ -84,6 +88,20 @@ def run_library(
     return [float(value) for value in evaluator(*tensors).results]
 
 
+def time_library(path: str, device_type: str, arguments: Sequence[ArgumentInfo]) -> list[float]:
+    """As `run_library`, for a kernel whose latency is wanted whatever it is."""
+    return run_library(
+        path,
+        device_type,
+        arguments,
+        number=1,
+        repeat=5,
+        min_repeat_ms=100,
+        hopeless_s=float("inf"),
+        seed=0,
+    )
+
+
 def measure_libraries(
     jobs: Sequence[tuple[str, Sequence[ArgumentInfo]]],
     device_type: str,
@@ -114,12 +132,105 @@ def measure_libraries(
     ]
 
 
+def measure_exported(
+    path: str,
+    entry: str,
+    arguments: Sequence[ArgumentInfo],
+    device_type: str,
+    meter: dict[str, Any] | None,
+    plan: MeasurementPlan,
+    lock_key: str,
+) -> dict[str, Any]:
+    """Measure a library that somebody exported; a JSON measurement, or only ``latency_s``.
+
+    Args:
+        path: a Relax executable, or a module of packed functions, written by ``export_library``.
+        entry: name of the function in it.
+        arguments: shape and dtype of each argument; for a packed function, outputs included.
+        device_type, meter, plan, lock_key: as in `measure_libraries`; without a meter only the latency
+            is measured.
+    """
+    import tvm
+
+    from tvm_energy.meters.lock import device_lock
+    from tvm_energy.protocol import measure
+
+    device = tvm.runtime.device(device_type, 0)
+    library = _exported(tvm.runtime.load_module(path), entry, device, len(arguments))
+    tensors = _on_device(arguments, device, plan.seed)
+    try:  # what is wrong shows here, before the device is locked
+        library[entry](*tensors)
+        device.sync()
+    except Exception as exc:
+        said = " ".join(str(exc).split())[:400]
+        raise MeasurementError(f"{entry} cannot be run with these arguments: {said}") from exc
+    with device_lock(lock_key):
+        if meter is None:
+            return {"latency_s": _latency_s(library, device, tensors)}
+        with contextlib.closing(open_meter(meter)) as opened:
+            return measure(TvmLoad(library, device, tensors), opened, plan).to_json()
+
+
+class _Exported:
+    """One function of a module, for `TvmLoad`."""
+
+    def __init__(self, module: Any, entry: str) -> None:
+        self.entry_name = entry
+        self.time_evaluator = module.time_evaluator
+        self._function = module[entry]
+
+    def __getitem__(self, name: str) -> Any:
+        assert name == self.entry_name
+        return self._function
+
+
+def _exported(module: Any, entry: str, device: Any, given: int) -> _Exported:
+    """The function, whether the module is a Relax executable or holds packed functions.
+
+    Raises:
+        ConfigurationError: it has no such function, or one with another number of arguments.
+    """
+    if not module.implements_function("vm_load_executable"):
+        if not module.implements_function(entry, True):
+            raise ConfigurationError(f"the library has no function {entry!r}; name it with --entry")
+        return _Exported(module, entry)
+    from tvm.runtime.vm import VirtualMachine
+
+    machine = VirtualMachine(module, device)
+    try:
+        wanted = int(machine.module["get_function_arity"](entry))
+    except Exception as exc:
+        raise ConfigurationError(
+            f"the Relax executable has no function {entry!r}; name it with --entry"
+        ) from exc
+    if wanted != given:
+        names = [str(machine.module["get_function_param_name"](entry, i)) for i in range(wanted)]
+        raise ConfigurationError(
+            f"{entry} takes {wanted} argument(s) ({', '.join(names)}), but {given} were given; give "
+            "--arg once for each, in that order"
+        )
+    return _Exported(machine.module, entry)
+
+
+def _latency_s(library: Any, device: Any, tensors: list[Any]) -> float:
+    evaluator = library.time_evaluator(
+        library.entry_name, device, number=1, repeat=5, min_repeat_ms=100
+    )
+    return float(evaluator(*tensors).mean)
+
+
 def open_meter(meter: dict[str, Any]) -> Any:
-    """Open the meter that a dict describes: ``{"kind": "nvml", "uuid": ...}`` or ``{"kind": "rapl"}``."""
+    """Open the meter that a dict describes.
+
+    ``{"kind": "nvml", "uuid": ..., "field": ..., "force": ...}`` (the last two as in `open_nvml_meter`,
+    and optional) or ``{"kind": "rapl"}``.
+    """
     if meter["kind"] == "nvml":
         from tvm_energy.meters.nvml import open_nvml_meter
 
-        return open_nvml_meter(meter["uuid"])
+        return open_nvml_meter(
+            meter["uuid"], field=meter.get("field"), force=bool(meter.get("force"))
+        )
     from tvm_energy.meters.rapl import open_rapl_meter
 
     return open_rapl_meter()
@@ -178,10 +289,15 @@ def _load(
 
     library = tvm.runtime.load_module(path)
     device = tvm.runtime.device(device_type, 0)
-    tensors = [
+    return library, device, _on_device(arguments, device, seed)
+
+
+def _on_device(arguments: Sequence[ArgumentInfo], device: Any, seed: int) -> list[Any]:
+    import tvm
+
+    return [
         tvm.runtime.tensor(values, device=device) for values in random_arguments(arguments, seed)
     ]
-    return library, device, tensors
 
 
 def random_arguments(arguments: Sequence[ArgumentInfo], seed: int) -> list[Any]:
@@ -200,3 +316,9 @@ def random_arguments(arguments: Sequence[ArgumentInfo], seed: int) -> list[Any]:
         else:
             arrays.append(rng.integers(0, 8, shape).astype(kind))
     return arrays
+
+
+def plain_reason(error: str | None) -> str:
+    """A reason as one line for people: without the traceback and the name of the exception's class."""
+    first = next(iter((error or "").splitlines()), "no reason is known")
+    return re.sub(r"^(\w+\.)+\w+: ", "", first)

@@ -15,10 +15,10 @@ from typing import Any
 from tvm_energy.errors import MeterUnavailable
 from tvm_energy.meters.base import DeviceState, MeterInfo, Reading, TimeSource
 from tvm_energy.meters.nvml_devices import (
+    MIG_NOTE,
     GpuInfo,
     choose,
     describe_all,
-    is_mig_enabled,
     mig_problem,
     optional,
     other_processes,
@@ -151,6 +151,7 @@ def open_nvml_meter(
     nvml: Any = None,
     time: TimeSource | None = None,
     field: SensorName | None = None,
+    force: bool = False,
 ) -> NvmlMeter:
     """Open the best energy sensor of a GPU; about a second passes while its updates are timed.
 
@@ -161,6 +162,7 @@ def open_nvml_meter(
         time: the time source; None is real time, or that of a simulated module.
         field: ``counter``, ``instant`` or ``usage`` to insist on one sensor; None takes the best
             (see `tvm_energy.meters.nvml_sensors`).
+        force: measure a GPU that is divided by MIG as a whole; its notes say so.
 
     Raises:
         MeterUnavailable: with the reason and the remedy.
@@ -177,7 +179,7 @@ def open_nvml_meter(
     _start(nvml)
     try:
         with opening(nvml, "opening the GPU"):
-            return _open(nvml, uuid_or_index, time, field, simulated)
+            return _open(nvml, uuid_or_index, time, field, simulated, force)
     except BaseException:
         _stop(nvml)
         raise
@@ -189,13 +191,16 @@ def _open(
     time: TimeSource,
     field: SensorName | None,
     simulated: bool,
+    force: bool,
 ) -> NvmlMeter:
-    gpu, notes = choose(describe_all(nvml), uuid_or_index)
-    if gpu.problem:
+    gpu, notes = choose(describe_all(nvml), uuid_or_index, force=force)
+    if gpu.mig_enabled and gpu.sensors:
+        if not force:
+            raise MeterUnavailable(mig_problem(gpu.name))
+        notes = (*notes, MIG_NOTE)
+    elif gpu.problem:
         raise MeterUnavailable(f"{gpu.name} cannot be measured: {gpu.problem}")
     handle = nvml.nvmlDeviceGetHandleByUUID(gpu.uuid)
-    if is_mig_enabled(nvml, handle):
-        raise MeterUnavailable(mig_problem(gpu.name))
     sensors = list(supported_sensors(nvml, handle, gpu.name))
     sensor, period_s, sensor_notes = _choose_sensor(nvml, sensors, time, field, gpu)
     info = MeterInfo(
