@@ -101,33 +101,32 @@ class StretchRecorder:
         period_s = min(trace.info.update_period_s for trace in self._traces)
         return min(max(_POLL_PART * period_s, _POLL_AT_LEAST_S), _POLL_AT_MOST_S)
 
-    def measure_idle(self, seconds: float) -> None:
+    def measure_idle(self, seconds: float) -> list[DeviceEnergy]:
         """Record idle power for that long; `finish` subtracts it.
 
+        Where a sensor does not move or fails, its idle power stays unknown, for the reason in ``quality``.
+
         Raises:
-            MeasurementTooShort: a sensor did not move.
-            MeasurementError, MeterUnavailable: a sensor failed.
             ValueError: ``seconds`` is not positive.
         """
         if not seconds > 0:
             raise ValueError(f"seconds must be positive, got {seconds}")
-        settle = max(settle_s(trace.info) for trace in self._traces)
-        self._wait(settle)
+        self._wait(max(settle_s(trace.info) for trace in self._traces))
         start_s = self._time.now()
         self._wait(seconds)
         end_s = self._time.now()
-        self._wait(max(1.5 * trace.info.update_period_s for trace in self._traces))
+        self._wait(1.5 * max(trace.info.update_period_s for trace in self._traces))
+        results = []
         for index, trace in enumerate(self._traces):
-            part = trace.between(start_s, end_s)
-            middle_s = 0.5 * (start_s + end_s)
-            early, late = trace.between(start_s, middle_s), trace.between(middle_s, end_s)
-            length_s = end_s - start_s
-            power_w = part.energy_j / length_s
-            self._idle[index] = power_w, part.sigma_j / length_s
-            change_w = 2 * abs(late.energy_j - early.energy_j) / length_s
-            noise_w = 4 * math.hypot(early.sigma_j, late.sigma_j) / length_s
-            if change_w > max(_STEADY * power_w, _STEADY_W, noise_w):
+            result = trace.result(start_s, end_s, None)
+            results.append(result)
+            if result.mean_power_w is None or result.stderr_j is None:
+                trace.doubts.append(f"idle power is unknown: {result.quality}")
+                continue
+            self._idle[index] = result.mean_power_w, result.stderr_j / result.seconds
+            if not trace.is_steady(start_s, end_s):
                 trace.doubts.append("power was not steady before the start: idle power is doubtful")
+        return results
 
     def begin(self) -> float:
         """The moment of the start; `follow` must be called next.
@@ -218,7 +217,8 @@ class _Trace:
         if reading.energy_j < last.energy_j:
             self._lost_j += last.energy_j
             self.doubts.append("the counter was reset meanwhile; what came just before is missing")
-        gap_s = reading.time_s - last.time_s
+        # Seen late, the newest update still came within one period.
+        gap_s = min(reading.time_s - last.time_s, self.info.update_period_s)
         self._append(reading.time_s - 0.5 * gap_s, self._lost_j + reading.energy_j, gap_s)
 
     def _append(self, time_s: float, value: float, gap_s: float) -> None:
@@ -247,16 +247,29 @@ class _Trace:
         check_power(part.energy_j / max(end_s - start_s, 1e-9), self.info)
         return part
 
+    def is_steady(self, start_s: float, end_s: float) -> bool:
+        """Whether the two halves of a stretch have the same power; True where it cannot be told."""
+        middle_s = 0.5 * (start_s + end_s)
+        try:
+            early, late = self.between(start_s, middle_s), self.between(middle_s, end_s)
+        except MeasurementError:
+            return True
+        half_s = middle_s - start_s
+        early_w, late_w = early.energy_j / half_s, late.energy_j / half_s
+        noise_w = 2 * math.hypot(early.sigma_j, late.sigma_j) / half_s
+        return abs(late_w - early_w) <= max(_STEADY * late_w, _STEADY_W, noise_w)
+
     def result(
         self, start_s: float, end_s: float, idle: tuple[float, float] | None
     ) -> DeviceEnergy:
         """The energy between two moments, or why there is none."""
         seconds = end_s - start_s
+        doubts = list(self.doubts)
         try:
             part: _Part | None = self.between(start_s, end_s)
         except Exception as exc:
             part = None
-            self.doubts.append(str(exc))
+            doubts.append(str(exc))
         energy_j = None if part is None else part.energy_j
         stderr_j = None if part is None else part.sigma_j
         net_j = net_stderr_j = None
@@ -279,7 +292,7 @@ class _Trace:
             net_stderr_j=net_stderr_j,
             mean_power_w=None if energy_j is None else energy_j / seconds,
             sensor_updates=0 if part is None else part.updates,
-            quality="; ".join(dict.fromkeys(self.doubts)) or "good",
+            quality="; ".join(dict.fromkeys(doubts)) or "good",
             notes=info.notes,
         )
 

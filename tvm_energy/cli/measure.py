@@ -328,8 +328,9 @@ def _open_meters(
 
 
 def _open_named(name: str, force: bool) -> list[PowerMeter]:
-    from tvm_energy.meters.nvml import list_gpus, open_nvml_meter
+    from tvm_energy.meters.nvml import list_gpus
     from tvm_energy.meters.nvml_devices import visible_gpus
+    from tvm_energy.self_test import open_tested_meter
 
     if name == "cpu":
         from tvm_energy.meters.rapl import open_rapl_meter
@@ -342,14 +343,15 @@ def _open_named(name: str, force: bool) -> list[PowerMeter]:
         with contextlib.ExitStack() as undo:
             meters: list[PowerMeter] = []
             for gpu in gpus:
-                meter = open_nvml_meter(gpu.uuid, force=force)
+                meter, _ = open_tested_meter(gpu.uuid, force=force)
                 undo.callback(meter.close)
                 meters.append(meter)
             undo.pop_all()
         return meters
     if name == "cuda" or name.startswith(("cuda:", "GPU-", "MIG-")):
         which = name.removeprefix("cuda").removeprefix(":")
-        return [open_nvml_meter(int(which) if which.isdecimal() else which or None, force=force)]
+        wanted = int(which) if which.isdecimal() else which or None
+        return [open_tested_meter(wanted, force=force)[0]]
     if name.startswith("sim:"):
         raise ConfigurationError(
             f"{name} is simulated and cannot run a command; measure a --workload on it"

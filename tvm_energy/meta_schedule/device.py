@@ -21,8 +21,10 @@ from tvm_energy.meta_schedule.workers import (
     measure_exported,
     measure_libraries,
     plain_reason,
+    self_test_library,
     time_library,
 )
+from tvm_energy.self_test import SelfTest, open_tested_meter
 
 logger = logging.getLogger(__name__)
 
@@ -113,11 +115,11 @@ def simulated_names() -> list[str]:
 
 
 def _open_gpu(which: int | str | None, target: Any, force: bool) -> TuningDevice:
-    from tvm_energy.meters.nvml import open_nvml_meter
     from tvm_energy.meters.nvml_devices import cuda_name
 
-    with contextlib.closing(open_nvml_meter(which, force=force)) as meter:
-        info = meter.info
+    meter, tested = open_tested_meter(which, force=force)
+    meter.close()
+    info = meter.info
     for note in info.notes:
         logger.warning("%s: %s", info.device_name, note)
     return RealDevice(
@@ -129,8 +131,13 @@ def _open_gpu(which: int | str | None, target: Any, force: bool) -> TuningDevice
             "uuid": info.device_uuid,
             "driver": info.driver_version,
         },
-        meter={"kind": "nvml", "uuid": info.device_uuid, "force": force},
-        meter_info=info.to_json(),
+        meter={
+            "kind": "nvml",
+            "uuid": info.device_uuid,
+            "force": force,
+            "field": None if tested is None else tested.field,
+        },
+        meter_info=info.to_json() | ({} if tested is None else {"self_test": tested.to_json()}),
         max_power_w=info.max_power_w,
         # CUDA and NVML may number GPUs differently; the UUID means the same to both.
         environment={"CUDA_VISIBLE_DEVICES": cuda_name(info.device_uuid, which, os.environ)},
@@ -274,6 +281,24 @@ class RealDevice:
         if times_s is None:
             raise MeasurementError(plain_reason(error))
         return sum(times_s) / len(times_s)
+
+    def self_test(self, artifact: Artifact, load_name: str, seconds: float) -> SelfTest:
+        """Compare the sensors of the device while that kernel runs.
+
+        Raises:
+            MeasurementError: the kernel cannot be run; the message says why.
+            MeterUnavailable: the device has no energy meter.
+        """
+        if self._meter_spec is None:
+            raise MeterUnavailable(self.no_meter_reason)
+        spec = {key: value for key, value in self._meter_spec.items() if key != "field"}
+        job = (artifact.path, self._kind, artifact.arguments, spec, load_name, seconds)
+        ((result, error),) = self._measure_pool.map(
+            self_test_library, [(*job, str(self.identity["uuid"]))]
+        )
+        if result is None:
+            raise MeasurementError(plain_reason(error))
+        return SelfTest.from_json(result)
 
     def close(self) -> None:
         """See `TuningDevice.close`."""

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from tvm_energy.errors import ConfigurationError, MeasurementError
+from tvm_energy.errors import ConfigurationError, MeasurementError, MeterUnavailable
 from tvm_energy.measurement import EnergyMeasurement, MeasurementPlan
 from tvm_energy.meters.nvml_devices import WORKER_VARIABLE
 
@@ -171,6 +171,35 @@ def measure_exported(
             return measure(TvmLoad(library, device, tensors), opened, plan).to_json()
 
 
+def self_test_library(
+    path: str,
+    device_type: str,
+    arguments: Sequence[ArgumentInfo],
+    meter: dict[str, Any],
+    load_name: str,
+    seconds: float,
+    lock_key: str,
+) -> dict[str, Any]:
+    """Compare the sensors of a device, a kernel being the load; a JSON `SelfTest`.
+
+    Args:
+        path, device_type, arguments: of the kernel, as in `run_library`.
+        meter, lock_key: as in `measure_libraries`; every sensor of the meter's device is opened.
+        load_name: what the kernel is, for people.
+        seconds: length of each comparison.
+    """
+    from tvm_energy.meters.lock import device_lock
+    from tvm_energy.self_test import open_sensors, self_test
+
+    load = TvmLoad(*_load(path, device_type, arguments, seed=0))
+    with device_lock(lock_key), contextlib.ExitStack() as stack:
+        meters = open_sensors(lambda field: open_meter({**meter, "field": field}))
+        for opened in meters.values():
+            if not isinstance(opened, str):
+                stack.callback(opened.close)
+        return self_test(meters, load, load_name=load_name, seconds=seconds).to_json()
+
+
 class _Exported:
     """One function of a module, for `TvmLoad`."""
 
@@ -223,7 +252,10 @@ def open_meter(meter: dict[str, Any]) -> Any:
     """Open the meter that a dict describes.
 
     ``{"kind": "nvml", "uuid": ..., "field": ..., "force": ...}`` (the last two as in `open_nvml_meter`,
-    and optional) or ``{"kind": "rapl"}``.
+    and optional) or ``{"kind": "rapl"}``, which has a counter alone.
+
+    Raises:
+        MeterUnavailable: there is no such sensor.
     """
     if meter["kind"] == "nvml":
         from tvm_energy.meters.nvml import open_nvml_meter
@@ -233,6 +265,8 @@ def open_meter(meter: dict[str, Any]) -> Any:
         )
     from tvm_energy.meters.rapl import open_rapl_meter
 
+    if meter.get("field") not in (None, "counter"):
+        raise MeterUnavailable("RAPL has a counter and no other sensor")
     return open_rapl_meter()
 
 
