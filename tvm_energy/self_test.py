@@ -35,6 +35,7 @@ __all__ = [
     "Field",
     "SelfTest",
     "SensorTest",
+    "decide",
     "load_self_test",
     "open_sensors",
     "open_tested_meter",
