@@ -310,6 +310,7 @@ class _Release:
         self.pending = False
         self.memory = False
         self._control = control
+        self._found = None if control.simulated else _read_state(_state_path(control.device_uuid))
         self._mutex = threading.RLock()
         self._pid = os.getpid()
 
@@ -334,7 +335,10 @@ class _Release:
         if clocks.requested_mhz is None:
             self.pending = False
             with contextlib.suppress(ClockUnavailable):
-                _clear_state(self._control)
+                if self._found is None:
+                    _clear_state(self._control)
+                else:  # what a killed process has locked is still to be released
+                    _replace(self._control, json.dumps(asdict(self._found)))
         else:
             self.memory = False
             self()

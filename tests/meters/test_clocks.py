@@ -191,6 +191,14 @@ def test_without_permission_it_measures_only_with_one_line(machine: Machine) -> 
     assert "cannot lock clocks" in required[2]
 
 
+def test_what_a_killed_process_locked_is_not_forgotten_by_one_without_permission(
+    machine: Machine,
+) -> None:
+    machine.run(HOLD.format(then="os.kill(os.getpid(), signal.SIGKILL)"))
+    assert machine.run(HOLD.format(then="pass"), "fail SetGpuLockedClocks 4")[1] == "locked\n"
+    assert json.loads(machine.cli("clocks", "restore", "--json").stdout)["restored"]
+
+
 def test_zeusd_is_asked_where_nvml_refuses(
     machine: Machine, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
