@@ -26,6 +26,8 @@ class MeasurementPlan:
             chunk runs, so that reading does not leave the device idle.
         net_of_idle: subtract idle power x time. Gross joules (False) are what the bill says.
         seed: seed of the random data in the argument buffers.
+        rival_j: joules a launch of the kernel to beat: the measurement ends as soon as it is clear on
+            which side of it this kernel falls (`enough`). None measures to the target.
     """
 
     warmup_s: float = 0.5
@@ -37,6 +39,7 @@ class MeasurementPlan:
     chunk_s: float = 0.02
     net_of_idle: bool = False
     seed: int = 0
+    rival_j: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("window_s", "budget_s", "chunk_s", "target_relative_stderr"):
@@ -50,6 +53,26 @@ class MeasurementPlan:
                 f"got {self.min_windows} and {self.max_windows}"
             )
 
+    def enough(self, windows: int, energy_j: float, stderr_j: float) -> bool:
+        """True when no further window is wanted.
+
+        Args:
+            windows: number so far, at least 1.
+            energy_j, stderr_j: joules a launch and its standard error so far.
+        """
+        if windows >= self.max_windows:
+            return True
+        if self.rival_j is not None and windows >= _RACE_WINDOWS:
+            if abs(energy_j - self.rival_j) > _CLEAR_SIGMA * stderr_j:
+                return True
+        return windows >= self.min_windows and stderr_j <= self.target_relative_stderr * energy_j
+
+
+#: Standard errors between a kernel and its rival at which the race is over.
+_CLEAR_SIGMA = 3.0
+
+#: Fewest windows of a race: one alone does not tell how windows scatter.
+_RACE_WINDOWS = 2
 
 #: Finalists: longer windows, and at least three of them, interleaved ABAB.
 FINALIST_PLAN = MeasurementPlan(

@@ -197,14 +197,10 @@ class _Turns:
         plan = self._plan
         if self._error is not None or self._budget_ended:
             return False
-        if len(self._windows) >= plan.max_windows:
-            return False
         if not self._windows:
             return True
-        if len(self._windows) >= plan.min_windows:
-            energy_j, stderr_j = self._energy_a_launch()
-            if stderr_j <= plan.target_relative_stderr * energy_j:
-                return False
+        if plan.enough(len(self._windows), *self._energy_a_launch()):
+            return False
         lead_s = 0.0 if self._alone else settle_s(self._meter.info)
         needed_s = lead_s + plan.window_s + self._meter.info.update_period_s
         return self._spent_s + needed_s <= plan.budget_s
