@@ -8,7 +8,7 @@ clock, so that the same measuring code runs in both worlds.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,4 +114,17 @@ class Load(Protocol):
 
     def synchronize(self) -> None:
         """Wait until everything queued has finished."""
+        ...
+
+
+@runtime_checkable
+class TimedLoad(Load, Protocol):
+    """A load that knows, from the device's own clock, how long its launches ran.
+
+    Host time between `enqueue` and the end of `synchronize` contains what the host needs to start the
+    first launch and to notice the end of the last; the device is idle meanwhile.
+    """
+
+    def device_seconds(self) -> float | None:
+        """Device time of the launches that the last `synchronize` waited for; None if unknown."""
         ...
