@@ -46,7 +46,7 @@ LONG_AVERAGE_S = 1.0
 _POWER_STEP_W = 1e-3  # NVML gives whole milliwatts
 
 #: Close readings: this part of the update period, and no closer than this many seconds.
-_CLOSE_PART = 1 / 50
+_CLOSE_PART = 1 / 100
 _CLOSE_AT_LEAST_S = 5e-4
 
 #: Chunks differ in length by so much, lest their rhythm locks with that of the sensor.
