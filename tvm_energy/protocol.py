@@ -46,7 +46,7 @@ from tvm_energy.meters.window import (
     settle_s,
 )
 
-__all__ = ["measure", "measure_idle_power", "measure_interleaved"]
+__all__ = ["calibrate", "measure", "measure_idle_power", "measure_interleaved"]
 
 #: Power is steady when two successive stretches differ by less than this.
 _STEADY = 0.03
@@ -220,7 +220,7 @@ class _Turns:
     def prepare(self) -> None:
         """Calibrate and warm up."""
         with self._turn() as deadline_s:
-            latency_s = _calibrate(self._load, self._meter, self._plan.chunk_s, deadline_s)
+            latency_s = calibrate(self._load, self._meter, self._plan.chunk_s, deadline_s)
             self._busy = BusyDevice(
                 self._load,
                 self._meter,
@@ -371,8 +371,14 @@ class _Turns:
         return "; ".join(doubts) or "good"
 
 
-def _calibrate(load: Load, meter: PowerMeter, chunk_s: float, deadline_s: float) -> float:
+def calibrate(load: Load, meter: PowerMeter, chunk_s: float, deadline_s: float) -> float:
     """Seconds a launch, roughly, from a run of at least a quarter of a chunk.
+
+    Args:
+        load: the kernel.
+        meter: its clock times the launches; the sensor is not read.
+        chunk_s: as in `MeasurementPlan`.
+        deadline_s: moment on the meter's clock by which it must be known.
 
     Raises:
         MeasurementTooShort: one launch takes longer than the whole budget.

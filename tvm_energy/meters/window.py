@@ -256,7 +256,7 @@ def check_power(power_w: float, info: MeterInfo) -> None:
         MeasurementError: not finite, not positive, or far above the power limit.
     """
     limit_w = math.inf if info.max_power_w is None else IMPLAUSIBLE * info.max_power_w
-    if not 0 <= power_w <= limit_w:
+    if not 0 < power_w <= limit_w:
         raise MeasurementError(
             f"{info.device_name}: {power_w:.4g} W is not plausible (limit {info.max_power_w} W); "
             "measure again, and check the driver if it stays"
