@@ -244,8 +244,8 @@ class _Turns:
 
     def _add_window(self, deadline_s: float) -> None:
         assert self._busy is not None
-        self._busy.forget_value()
         if not self._alone:
+            self._busy.forget_value()  # other kernels ran meanwhile
             _run_for(self._busy, settle_s(self._meter.info))
         self._windows.append(measure_window(self._busy, self._plan.window_s, deadline_s))
         self._scatter.update(self, _energies_a_launch(self._windows))
