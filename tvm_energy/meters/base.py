@@ -40,9 +40,9 @@ class MeterInfo:
     """Identity and capabilities of a meter, as they go into log headers.
 
     Attributes:
-        meter: ``nvml``, ``rapl``, ``simulated``.
+        meter: ``nvml``, ``rapl``, ``zeus``, ``simulated``.
         method: ``counter``, ``power_integral`` or ``power_average``.
-        scope: ``gpu``, ``module``, ``memory``, ``package``.
+        scope: what the sensor sees: ``gpu``, ``module``, ``memory``, ``package``, ...
         device_name, device_uuid, driver_version: what is measured.
         update_period_s: measured time between updates of the sensor.
         resolution_j: one step of a counter, in joules; None for power sensors.
