@@ -65,9 +65,9 @@ class Effort:
 QUICK = Effort(
     watch_s=0.4,
     load_s=0.5,
-    idle_s=0.4,
-    repeats=4,
-    pair_s=1.2,
+    idle_s=0.3,
+    repeats=3,
+    pair_s=0.9,
     more_work=(0.0, 0.2),
     plan=MeasurementPlan(warmup_s=0.06, window_s=0.1, budget_s=1.0),
 )

@@ -57,7 +57,7 @@ def test_on_the_standin(library: Path, tmp_path: Path) -> None:
     # The stand-in has no function that sets anything: a call of one would be an error.
     out = tmp_path / "h200.json"
     arguments = ("--load", "sleep", "--quick", "--json", "--out", str(out))
-    knobs = "name 0 NVIDIA H200\npower -1 0 180\nperiod 0.02\n"
+    knobs = "name 0 NVIDIA H200\npower -1 0 180\nperiod 0.02\nfail GetPowerUsage 3\n"
     done = run(*arguments, knobs=knobs, folder=tmp_path, library=library)
     assert done.returncode == 0, done.stdout + done.stderr
     (line,) = done.stdout.splitlines()
@@ -71,7 +71,7 @@ def test_on_the_standin(library: Path, tmp_path: Path) -> None:
     assert compared["load_w"]["instant"] == pytest.approx(180, rel=0.03)
     assert compared["largest_difference"] < 0.05
     repeated = result["repeatability"]
-    assert len(repeated["measurements"]) == 4
+    assert len(repeated["measurements"]) == 3
     assert repeated["power_w"] == pytest.approx(180, rel=0.03)
     assert 0 <= repeated["scatter"] < 0.1
     same, more = result["two_kernels"]["pairs"]
@@ -101,7 +101,33 @@ def test_wrong_arguments(library: Path, tmp_path: Path) -> None:
 
 def test_the_time_limit_leaves_steps_out(library: Path, tmp_path: Path) -> None:
     arguments = ("--load", "sleep", "--quick", "--time-limit", "0.5")
-    done = run(*arguments, knobs="power -1 0 180", folder=tmp_path, library=library)
+    done = run(
+        *arguments, knobs="power -1 0 180\nfail GetPowerUsage 3", folder=tmp_path, library=library
+    )
     assert done.returncode == 1
     assert done.stdout.count("left out") == 4
     assert not json.loads(done.stdout.splitlines()[-1])["complete"]
+
+
+def test_the_tvm_load_knows_how_long_it_ran(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The multiply-adds on the processor: more work takes longer, and TVM's timer says so."""
+    monkeypatch.syspath_prepend(str(SCRIPT.parent))
+    from gpu_check import tvm_loads
+
+    from tvm_energy.meters.base import TimedLoad
+
+    make = tvm_loads("cpu", str(tmp_path))
+    seconds = []
+    for work in (0.0, 4.0):
+        load = make(work)
+        assert isinstance(load, TimedLoad)
+        load.enqueue(40)
+        load.synchronize()
+        seconds.append(load.device_seconds())
+        load.enqueue(1)
+        load.synchronize()
+        assert load.device_seconds() is None  # a single launch is not timed
+    assert seconds[0] is not None
+    assert 1.5 * seconds[0] < seconds[1] < 20 * seconds[0]
