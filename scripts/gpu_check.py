@@ -20,6 +20,7 @@ import argparse
 import contextlib
 import json
 import math
+import os
 import platform
 import random
 import statistics
@@ -140,8 +141,11 @@ def tvm_loads(kind: str, folder: str) -> Callable[[float], Load]:
         k = te.reduce_axis((0, length), name="k")
         c = te.compute((rows,), lambda i: te.sum(a[i] * b[k], axis=k), name="c")
         schedule = Schedule(te.create_prim_func([a, b, c]))
-        (i, _) = schedule.get_loops(schedule.get_sblock("c"))
+        block = schedule.get_sblock("c")
+        (i, _) = schedule.get_loops(block)
         outer, inner = schedule.split(i, [None, 128])
+        # The sum stays in a register.
+        schedule.reverse_compute_at(schedule.cache_write(block, 0, "local"), inner)
         if kind == "cuda":
             schedule.bind(outer, "blockIdx.x")
             schedule.bind(inner, "threadIdx.x")
@@ -422,6 +426,8 @@ def check(arguments: argparse.Namespace, say: Callable[[str], None]) -> dict[str
             stack.callback(meter.close)
         info = next(iter(meters.values())).info
         stack.enter_context(device_lock(info.device_uuid))
+        # The load must run on the GPU that is measured; CUDA reads this when it starts.
+        os.environ["CUDA_VISIBLE_DEVICES"] = info.device_uuid
         load_name, make = stack.enter_context(loads(arguments.load))
         key = {
             "gpu": info.device_name,

@@ -430,6 +430,15 @@ def test_launches_are_counted_on_device_time(delay_s: float) -> None:
     assert without_clock.idle_share is None
 
 
+def test_a_window_without_a_launch_is_an_error() -> None:
+    """The host was away for two seconds before each chunk."""
+    gpu, meter = rig()
+    load = HostBoundLoad(gpu, LATENCY_S, POWER_W, 2.0)
+    plan = dataclasses.replace(PLAN, warmup_s=0.0, budget_s=60.0)
+    with pytest.raises(MeasurementError, match="waited for the host all through a window"):
+        measure(load, meter, plan)
+
+
 def test_energy_below_one_step_of_the_counter_is_never_zero() -> None:
     """A counter of 60 J steps: the window grows to several steps, or is refused with its length."""
     gpu = VirtualGpu()

@@ -336,6 +336,7 @@ def _between(busy: BusyDevice, opening: _Update, closing: _Update, updates: int)
         raise _too_short(busy.meter.info, seconds)
     power_w = energy_j / seconds
     check_power(power_w, busy.meter.info)
+    launches = _launches(busy, opening.time_s, closing.time_s)
     # Uniform within +-u has the standard deviation u / sqrt(3); likewise for half a counter step.
     edges_s2 = (opening.uncertainty_s**2 + closing.uncertainty_s**2) / 3
     steps_j2 = (busy.meter.info.resolution_j or 0.0) ** 2 / 6
@@ -343,10 +344,20 @@ def _between(busy: BusyDevice, opening: _Update, closing: _Update, updates: int)
         energy_j=energy_j,
         sigma_j=math.sqrt(power_w**2 * edges_s2 + steps_j2),
         seconds=seconds,
-        launches=busy.launches_between(opening.time_s, closing.time_s),
+        launches=launches,
         busy_s=busy.busy_between(opening.time_s, closing.time_s),
         updates=updates,
     )
+
+
+def _launches(busy: BusyDevice, start_s: float, end_s: float) -> float:
+    launches = busy.launches_between(start_s, end_s)
+    if not launches > 0:
+        raise MeasurementError(
+            f"{busy.meter.info.device_name}: the device waited for the host all through a window of "
+            f"{end_s - start_s:.3g} s; measure again when this machine is less busy"
+        )
+    return launches
 
 
 def _power_window(busy: BusyDevice, window_s: float, deadline_s: float) -> Window:
@@ -374,7 +385,7 @@ def _power_window(busy: BusyDevice, window_s: float, deadline_s: float) -> Windo
         energy_j=energy_j,
         sigma_j=seconds * _mean_sigma_w(values, seconds, info),
         seconds=seconds,
-        launches=busy.launches_between(readings[0].time_s, readings[-1].time_s),
+        launches=_launches(busy, readings[0].time_s, readings[-1].time_s),
         busy_s=busy.busy_between(readings[0].time_s, readings[-1].time_s),
         updates=len(values) - 1,
     )
