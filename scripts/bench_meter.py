@@ -389,11 +389,11 @@ def report(place: str, title: str, score: dict[str, Any]) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="120 runs instead of 400")
+    parser.add_argument("--quick", action="store_true", help="200 runs instead of 400")
     parser.add_argument("--json", action="store_true", help="print only the JSON line")
     parser.add_argument("--runs", type=int, help="runs of each protocol on each sensor")
     arguments = parser.parse_args()
-    runs = arguments.runs or (120 if arguments.quick else 400)
+    runs = (200 if arguments.quick else 400) if arguments.runs is None else arguments.runs
     if runs < 1:
         parser.error(f"--runs must be positive, got {runs}")
     out = sys.stdout
@@ -416,4 +416,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit("interrupted")

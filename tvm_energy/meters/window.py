@@ -129,6 +129,7 @@ class BusyDevice:
         self.meter = meter
         self.latency_s = latency_s
         self._load = load
+        self._device_seconds = load.device_seconds if isinstance(load, TimedLoad) else None
         self._chunk_s = chunk_s
         self._rng = rng
         self._running: tuple[float, int] | None = None  # start, launches
@@ -182,7 +183,7 @@ class BusyDevice:
         end_s = self.meter.time.now()
         self._running_until_s = -math.inf
         self.latency_s = max(end_s - start_s, 1e-9) / launches
-        device_s = self._load.device_seconds() if isinstance(self._load, TimedLoad) else None
+        device_s = None if self._device_seconds is None else self._device_seconds()
         if device_s is not None:
             self._timed = True
             # The end is noticed promptly; what the host needed came before the first launch.
