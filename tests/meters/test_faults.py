@@ -99,6 +99,26 @@ def test_nothing_is_set_and_supported_clocks_are_not_listed() -> None:
     assert not [name for name in names if re.search(r"Set|Reset|Supported|Limit(?!$)", name)]
 
 
+def test_a_binding_that_does_not_fit_the_driver_leaves_gaps() -> None:
+    """A struct of another version: nvidia-ml-py raises an error that is no NVMLError."""
+
+    class NVMLLibraryMismatchError(Exception):
+        pass
+
+    def mismatch(*_: Any) -> Any:
+        raise NVMLLibraryMismatchError("Library version mismatch")
+
+    gpu = VirtualGpu()
+    nvml: Any = gpu.nvml
+    nvml.NVMLLibraryMismatchError = NVMLLibraryMismatchError
+    nvml.nvmlDeviceGetComputeRunningProcesses = nvml.nvmlDeviceGetC2cModeInfoV = mismatch
+    nvml.nvmlDeviceGetClockInfo = mismatch
+    result = measure(gpu.load(LATENCY_S, POWER_W), open_nvml_meter(nvml=nvml), PLAN)
+    assert result.energy_j == pytest.approx(LATENCY_S * POWER_W, rel=0.01)
+    assert result.clock_mhz is None
+    assert result.temperature_c == 51
+
+
 @pytest.mark.parametrize("field", ["counter", "instant"])
 def test_the_sensor_is_not_polled_without_need(field: Any) -> None:
     """Fast polling costs power and gives nothing: few readings but around the edges of a window."""
