@@ -18,7 +18,8 @@ class MeasurementPlan:
     Attributes:
         warmup_s: load applied before the first window, so that clocks and power settle.
         window_s: length of one window. It opens and closes on an update of the sensor.
-        min_windows: windows measured at least. A standard error needs two.
+        min_windows: windows measured at least. A standard error needs two; three make it a
+            narrow one (Student's t: 4.3 standard errors of the mean instead of 12.7).
         max_windows: windows measured at most.
         target_relative_stderr: windows are added until standard error / energy is at most this.
         budget_s: device time that the whole measurement may take, warm-up included.
@@ -31,12 +32,12 @@ class MeasurementPlan:
     """
 
     warmup_s: float = 0.5
-    window_s: float = 1.0
-    min_windows: int = 2
-    max_windows: int = 4
+    window_s: float = 0.3
+    min_windows: int = 3
+    max_windows: int = 12
     target_relative_stderr: float = 0.01
     budget_s: float = 8.0
-    chunk_s: float = 0.02
+    chunk_s: float = 0.05
     net_of_idle: bool = False
     seed: int = 0
     rival_j: float | None = None
@@ -96,10 +97,15 @@ class EnergyMeasurement:
             ``power_average`` (sensor's own average).
         meter: ``nvml``, ``rapl``, ``simulated``, ...
         scope: what the sensor sees: ``gpu``, ``module``, ``memory``, ``package``.
-        clock_mhz: core clock observed under load; None where it cannot be read.
-        temperature_c: at the end; None where it cannot be read.
+        clock_mhz: core clock observed under load, mean over the windows; None where it cannot be
+            read.
+        clock_before_mhz, clock_after_mhz: the same before the first and after the last window.
+        temperature_before_c: before the first window, under load; None where it cannot be read.
+        temperature_c: after the last window.
         throttle_reasons: names of what limited the clock during the measurement.
         idle_power_w: idle power that was subtracted; None for gross joules.
+        idle_share: part of the windows in which the device waited for the host, by the device's own
+            clock; None where the load has no such clock (see `tvm_energy.meters.base.TimedLoad`).
         device_s: device time spent on the whole measurement, warm-up included.
         quality: ``good``, or a short reason for doubt.
         simulated: True when the device is a simulation.
@@ -116,9 +122,13 @@ class EnergyMeasurement:
     meter: str
     scope: str
     clock_mhz: float | None = None
+    clock_before_mhz: float | None = None
+    clock_after_mhz: float | None = None
+    temperature_before_c: float | None = None
     temperature_c: float | None = None
     throttle_reasons: tuple[str, ...] = ()
     idle_power_w: float | None = None
+    idle_share: float | None = None
     device_s: float = 0.0
     quality: str = "good"
     simulated: bool = False
@@ -127,6 +137,14 @@ class EnergyMeasurement:
     def power_w(self) -> float:
         """Mean power over the windows: joules a launch over seconds a launch."""
         return self.energy_j / self.latency_s
+
+    @property
+    def interval_j(self) -> tuple[float, float]:
+        """The 95 % interval of ``energy_j``: two standard errors to each side.
+
+        Student's t is already in ``stderr_j``, so that two of them are right for few windows, too.
+        """
+        return self.energy_j - 2 * self.stderr_j, self.energy_j + 2 * self.stderr_j
 
     @property
     def relative_stderr(self) -> float:
