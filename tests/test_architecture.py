@@ -48,8 +48,9 @@ DOORS = {
     "onnx": ("meta_schedule",),
     "pynvml": ("meters.nvml",),
     "xgboost": ("energy_model",),
+    "zeus": ("meters.zeus",),
 }
-HEAVY = ("tvm", "tvm_ffi", "pynvml", "xgboost", "scipy", "onnx")
+HEAVY = ("tvm", "tvm_ffi", "pynvml", "xgboost", "scipy", "onnx", "zeus")
 
 
 @dataclass(frozen=True)

@@ -137,6 +137,13 @@ def test_the_third_sensor_decides(usage: tuple[float, float] | None, field: str)
     assert decide(sensors)[:2] == (field, False)
 
 
+def test_sensors_of_different_scope_are_not_compared() -> None:
+    counter = dataclasses.replace(sensor("counter", 90, 500), scope="module")  # Grace Hopper
+    field, agree, verdict = decide([counter, sensor("instant", 60, 300)])
+    assert (field, agree) == ("counter", None)
+    assert "different parts" in verdict
+
+
 def test_nothing_to_test() -> None:
     with pytest.raises(MeterUnavailable, match="no sensor answers"):
         self_test({"counter": "not there"}, None)

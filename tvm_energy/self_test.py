@@ -189,12 +189,21 @@ def decide(sensors: Sequence[SensorTest]) -> tuple[Field | None, bool | None, st
     """
     fine = {sensor.field: sensor for sensor in sensors if not sensor.problem}
     counter, instant, third = fine.get("counter"), fine.get("instant"), fine.get("usage")
+    if third is not None and counter is not None and third.scope != counter.scope:
+        third = None
     if counter is None or instant is None:
         best = next((name for name in _FIELDS if name in fine), None)
         if best is None:
             return None, None, "no sensor is trustworthy: " + _problems(sensors)
         others = _problems(sensors)
         return best, None, f"{_title(best)} is used" + (f" ({others})" if others else "")
+    if counter.scope != instant.scope:
+        return (
+            "counter",
+            None,
+            f"the counter ({counter.scope}) and instant power ({instant.scope}) cover different parts and "
+            "were not compared: the counter is used",
+        )
     if _agree(counter, instant):
         return "counter", True, "counter and integrated instant power agree: the counter is used"
     against = f"counter says {_watts(counter)}, integrated instant power {_watts(instant)}"

@@ -20,6 +20,7 @@
  *   clock_log FILE             every change of a clock is added to this file, one line each
  *   temperature C              (55)
  *   throttle BITS              nvmlClocksEventReasons (0)
+ *   c2c 0|1                    NVLink-C2C (Grace Hopper); without this line it is not supported
  *   mig 0|1                    current MIG mode; without this line MIG is not supported
  *   process GPU PID            a compute process of somebody
  *   counter_reset T            at T the counter starts from zero
@@ -77,7 +78,7 @@ typedef struct {
 typedef struct { unsigned pid; uint64_t memory; unsigned gpu_instance, compute_instance; } Process;
 
 static struct {
-  int users, gpu_count, architecture, mig, field_type, failure_count, field_rule_count;
+  int users, gpu_count, architecture, mig, c2c, field_type, failure_count, field_rule_count;
   double start_s, period_s, noise_w, gain, limit_w, reset_s, stuck_s;
   unsigned clock_mhz, temperature_c, lowest_mhz, highest_mhz, step_mhz;
   char clock_log[256];
@@ -166,6 +167,7 @@ static void knob(const char *line) {
   else if (KNOB("temperature")) { NEED(1, "%u", &S.temperature_c); }
   else if (KNOB("throttle")) { NEED(1, "%lf", &a); S.throttle = (uint64_t)a; }
   else if (KNOB("mig")) { NEED(1, "%d", &S.mig); }
+  else if (KNOB("c2c")) { NEED(1, "%d", &S.c2c); }
   else if (KNOB("process")) { NEED(2, "%d %lf", &gpu, &a); each_gpu(gpu, add_pid, a, 0); }
   else if (KNOB("counter_reset")) { NEED(1, "%lf", &S.reset_s); }
   else if (KNOB("counter_stuck")) { NEED(1, "%lf", &S.stuck_s); }
@@ -186,7 +188,7 @@ static void knob(const char *line) {
 }
 
 static void configure(void) {
-  S.gpu_count = 1; S.architecture = 9; S.mig = -1; S.field_type = 1;
+  S.gpu_count = 1; S.architecture = 9; S.mig = S.c2c = -1; S.field_type = 1;
   S.period_s = 0.02; S.noise_w = 0.5; S.gain = 1; S.limit_w = 400;
   S.reset_s = S.stuck_s = 1e300;
   S.clock_mhz = 1500; S.temperature_c = 55;
@@ -353,6 +355,13 @@ int nvmlDeviceGetMigMode(Gpu *gpu, unsigned *current, unsigned *pending) {
   CHECK_GPU("GetMigMode");
   if (S.mig < 0) return NOT_SUPPORTED;
   *current = *pending = (unsigned)S.mig;
+  return SUCCESS;
+}
+
+int nvmlDeviceGetC2cModeInfoV(Gpu *gpu, unsigned *enabled) {
+  CHECK_GPU("GetC2cModeInfoV");
+  if (S.c2c < 0) return NOT_SUPPORTED;
+  *enabled = (unsigned)S.c2c;
   return SUCCESS;
 }
 

@@ -271,7 +271,7 @@ def open_meter(meter: dict[str, Any]) -> Any:
 
 
 class TvmLoad:
-    """A compiled kernel as a load (see `tvm_energy.meters.base.Load`).
+    """A compiled kernel as a load (see `tvm_energy.meters.base.TimedLoad`).
 
     Launches are made by TVM's time evaluator, a loop in C++, since a Python loop could not keep a
     GPU busy with kernels of a few microseconds. It runs in a thread of its own and releases the
@@ -284,6 +284,7 @@ class TvmLoad:
         self._tensors = tensors
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
+        self._device_s: float | None = None
 
     def enqueue(self, launches: int) -> None:
         """See `Load.enqueue`."""
@@ -300,14 +301,20 @@ class TvmLoad:
             error, self._error = self._error, None
             raise error
 
+    def device_seconds(self) -> float | None:
+        """See `TimedLoad.device_seconds`: by TVM's timer, which uses events on a GPU."""
+        return self._device_s
+
     def _run(self, launches: int) -> None:
+        self._device_s = None
         try:
             if launches > 1:
                 # The evaluator launches once more, untimed, before it counts.
                 evaluator = self._library.time_evaluator(
                     self._library.entry_name, self._device, number=launches - 1, repeat=1
                 )
-                evaluator(*self._tensors)
+                timed = evaluator(*self._tensors)
+                self._device_s = launches * float(timed.results[0])
             else:
                 self._library[self._library.entry_name](*self._tensors)
             self._device.sync()

@@ -92,7 +92,10 @@ def _describe(nvml: Any, index: int, driver: str | None) -> GpuInfo:
     mig = is_mig_enabled(nvml, handle)
     problem = mig_problem(name) if mig else None
     if not sensors:
-        problem = "no energy counter and no power sensor answers; update the driver"
+        problem = (
+            "no energy counter and no power sensor answers; update the driver, or on a Jetson measure "
+            "through Zeus (tvm_energy.meters.zeus; pip install 'tvm-energy[zeus]')"
+        )
     return GpuInfo(
         index=index,
         uuid=uuid,
