@@ -15,6 +15,7 @@ from tvm_energy.self_test import (
     SelfTest,
     SensorTest,
     decide,
+    forget_self_test,
     load_self_test,
     open_sensors,
     save_self_test,
@@ -156,9 +157,13 @@ def test_kept_results_are_found_again(tmp_path: Path) -> None:
     assert load_self_test(result.device_uuid, result.driver_version, tmp_path) == result
     assert load_self_test(result.device_uuid, "another driver", tmp_path) is None
     assert load_self_test("GPU-other", result.driver_version, tmp_path) is None
+    forget_self_test("GPU-other", tmp_path)
+    assert path.exists()
     for text in ("", "[]", "{}", '{"field": "magic"}', "[" * 100_000):
         path.write_text(text)
         assert load_self_test(result.device_uuid, result.driver_version, tmp_path) is None
+    forget_self_test(result.device_uuid, tmp_path)
+    assert not path.exists()
 
 
 def test_a_simulated_result_is_not_kept(tmp_path: Path) -> None:

@@ -415,10 +415,12 @@ def run_self_test(device: str, seconds: float = 3.0) -> SelfTest:
         ConfigurationError: no such device.
         MeterUnavailable: it has no sensor that answers.
     """
-    from tvm_energy.self_test import save_self_test
+    from tvm_energy.self_test import forget_self_test, save_self_test
 
     if device.startswith("sim:"):
         return _simulated_self_test(device.removeprefix("sim:"), seconds)
+    if device.startswith(("cuda", "GPU-", "MIG-")):
+        forget_self_test(_find_gpu(device).uuid)
     try:
         result = _loaded_self_test(device, seconds)
     except (ConfigurationError, MeterUnavailable):
@@ -478,21 +480,26 @@ def _loaded_self_test(device: str, seconds: float) -> SelfTest:
 
 def _idle_self_test(device: str, seconds: float) -> SelfTest:
     from tvm_energy.meters.lock import device_lock
-    from tvm_energy.meters.nvml import list_gpus, open_nvml_meter
-    from tvm_energy.meters.nvml_devices import choose
+    from tvm_energy.meters.nvml import open_nvml_meter
     from tvm_energy.self_test import open_sensors, self_test
 
     if device == "cpu":
-        meter = _open_rapl()
-        return self_test({"counter": meter}, None, seconds=seconds)
-    name = device.removeprefix("cuda").removeprefix(":")
-    gpu, _ = choose(list_gpus(), int(name) if name.isdecimal() else name or None)
+        with contextlib.closing(_open_rapl()) as meter:
+            return self_test({"counter": meter}, None, seconds=seconds)
+    gpu = _find_gpu(device)
     with device_lock(gpu.uuid), contextlib.ExitStack() as stack:
         meters = open_sensors(lambda field: open_nvml_meter(gpu.uuid, field=field))
         for opened in meters.values():
             if not isinstance(opened, str):
                 stack.callback(opened.close)
         return self_test(meters, None, seconds=seconds)
+
+
+def _find_gpu(device: str) -> GpuInfo:
+    from tvm_energy.meters.nvml_devices import choose
+
+    name = device.removeprefix("cuda").removeprefix(":")
+    return choose(_list_gpus(), int(name) if name.isdecimal() else name or None)[0]
 
 
 def _first_line(exc: Exception) -> str:

@@ -36,6 +36,7 @@ __all__ = [
     "SelfTest",
     "SensorTest",
     "decide",
+    "forget_self_test",
     "load_self_test",
     "open_sensors",
     "open_tested_meter",
@@ -268,6 +269,12 @@ def load_self_test(
         return None
     same = (result.device_uuid, result.driver_version) == (device_uuid, driver_version)
     return result if same else None
+
+
+def forget_self_test(device_uuid: str, folder: Path | None = None) -> None:
+    """Drop the kept result of a GPU, so that a new test does not depend on it."""
+    with contextlib.suppress(OSError):
+        _file(device_uuid, folder).unlink()
 
 
 def open_tested_meter(
