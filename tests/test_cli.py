@@ -247,7 +247,7 @@ def test_doctor_compares_the_sensors_of_a_simulated_gpu(cli: Cli) -> None:
     assert [item["field"] for item in values["self_tests"]] == ["counter"]
     assert any("SIMULATED" in item["text"] for item in values["findings"])
     assert cli("doctor", "--device", "sim:h200").code == 2
-    assert "unknown" in cli("doctor", "--self-test", "--device", "sim:abc").stderr
+    assert "not known" in cli("doctor", "--self-test", "--device", "sim:abc").stderr
 
 
 def test_doctor(cli: Cli) -> None:

@@ -27,7 +27,7 @@ from tvm_energy.meta_schedule.workloads import parse_workload
 import tvm
 from tvm import relax
 
-PLAN = MeasurementPlan(window_s=0.3, max_windows=2)
+PLAN = MeasurementPlan(window_s=0.3)
 
 
 @pytest.fixture(scope="module")
