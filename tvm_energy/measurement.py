@@ -63,9 +63,9 @@ class MeasurementPlan:
         """
         if windows >= self.max_windows:
             return True
-        if self.rival_j is not None and windows >= _RACE_WINDOWS:
-            if abs(energy_j - self.rival_j) > _CLEAR_SIGMA * stderr_j:
-                return True
+        race = self.rival_j is not None and windows >= _RACE_WINDOWS
+        if race and abs(energy_j - (self.rival_j or 0.0)) > _CLEAR_SIGMA * stderr_j:
+            return True
         return windows >= self.min_windows and stderr_j <= self.target_relative_stderr * energy_j
 
 
