@@ -54,6 +54,12 @@ class MeasurementPlan:
                 f"got {self.min_windows} and {self.max_windows}"
             )
 
+    def to_json(self) -> dict[str, Any]:
+        """What is the same for all kernels of a run and goes into the log's header: all but `rival_j`."""
+        values = dataclasses.asdict(self)
+        del values["rival_j"]
+        return values
+
     def enough(self, windows: int, energy_j: float, stderr_j: float) -> bool:
         """True when no further window is wanted.
 
