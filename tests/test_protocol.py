@@ -544,3 +544,28 @@ def test_the_fakes_are_meters() -> None:
     meters: list[PowerMeter] = [ScriptedMeter(gpu.clock, power_w=lambda t: t), rig()[1]]
     loads: list[Load] = [gpu.load(1.0, 1.0), BlockingLoad(gpu, 1.0, lambda _: 1.0)]
     assert len(meters) == len(loads)
+
+
+# ---- racing -------------------------------------------------------------------------------------
+
+
+def test_a_race_ends_early_only_when_it_is_clear() -> None:
+    noisy = dataclasses.replace(TRUE_SENSOR, noise_w=5.0)
+
+    def race(rival: float | None) -> EnergyMeasurement:
+        gpu, meter = rig(noisy)
+        plan = dataclasses.replace(PLAN, rival_j=None if rival is None else rival * TRUTH_J)
+        return measure(gpu.load(LATENCY_S, POWER_W), meter, plan)
+
+    alone = race(None)
+    for rival in (0.5, 2.0):
+        clear = race(rival)
+        assert clear.windows == 2
+        assert clear.device_s < alone.device_s
+        assert clear.energy_j == pytest.approx(TRUTH_J, rel=0.15)
+    assert race(1.0).windows == alone.windows > 2
+
+
+def test_the_rival_is_no_part_of_how_a_run_measures() -> None:
+    assert dataclasses.replace(PLAN, rival_j=1.0).to_json() == PLAN.to_json()
+    assert "window_s" in PLAN.to_json()

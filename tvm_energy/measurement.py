@@ -54,6 +54,12 @@ class MeasurementPlan:
                 f"got {self.min_windows} and {self.max_windows}"
             )
 
+    def to_json(self) -> dict[str, Any]:
+        """What is the same for all kernels of a run and goes into the log's header: all but `rival_j`."""
+        values = dataclasses.asdict(self)
+        del values["rival_j"]
+        return values
+
     def enough(self, windows: int, energy_j: float, stderr_j: float) -> bool:
         """True when no further window is wanted.
 
@@ -63,9 +69,9 @@ class MeasurementPlan:
         """
         if windows >= self.max_windows:
             return True
-        if self.rival_j is not None and windows >= _RACE_WINDOWS:
-            if abs(energy_j - self.rival_j) > _CLEAR_SIGMA * stderr_j:
-                return True
+        race = self.rival_j is not None and windows >= _RACE_WINDOWS
+        if race and abs(energy_j - (self.rival_j or 0.0)) > _CLEAR_SIGMA * stderr_j:
+            return True
         return windows >= self.min_windows and stderr_j <= self.target_relative_stderr * energy_j
 
 

@@ -77,7 +77,9 @@ def command(
     ] = DEFAULT_OBJECTIVE,
     policy: Annotated[
         str,
-        typer.Option(help="Which candidates have their energy measured: snr, all, none, fixed:F."),
+        typer.Option(
+            help="Which candidates have their energy measured: snr, gain, all, none, fixed:F."
+        ),
     ] = "snr",
     trials: Annotated[
         int, typer.Option(min=1, help="Candidates to try in the whole run, all kernels together.")

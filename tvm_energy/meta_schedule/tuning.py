@@ -233,7 +233,7 @@ class _Engine:
                 meter=device.meter,
                 objective=parsed.spec,
                 policy=chosen_policy.spec,
-                plan=dataclasses.asdict(plan),
+                plan=plan.to_json(),
                 versions=versions(),
                 seed=seed,
                 created=rec.now(),
@@ -483,7 +483,7 @@ def _earlier(
     work_dir: Path, device_uuid: str, plan: MeasurementPlan, progress: Progress
 ) -> list[rec.Record]:
     """What earlier runs left; energies measured under another plan are set aside, and that is said."""
-    kept, set_aside = comparable(load(work_dir, device_uuid), dataclasses.asdict(plan))
+    kept, set_aside = comparable(load(work_dir, device_uuid), plan.to_json())
     if set_aside:
         progress.message(
             f"{set_aside} energies on record were measured in another way "
