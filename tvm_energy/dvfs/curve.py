@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from tvm_energy.dvfs.forms import LATENCY_FORMS, POWER_FORMS, PRIOR_ERROR, TABLE, Array, Form
+from tvm_energy.dvfs.forms import LATENCY_FORMS, POWER_FORMS, PRIOR_ERROR, Array, Form
 
 #: Coverage of intervals and bands.
 CONFIDENCE = 0.95
@@ -61,11 +61,11 @@ class FittedCurve:
 
     @property
     def _shape_form(self) -> Form | None:
-        return {**LATENCY_FORMS, **POWER_FORMS}.get(self.form)
+        return LATENCY_FORMS.get(self.form) or POWER_FORMS.get(self.form)
 
     def effective_mhz(self, clock_mhz: Array | float) -> Array:
         """The clock that the device runs at when this one is requested."""
-        return np.minimum(np.asarray(clock_mhz, dtype=float), self.cap_mhz)
+        return np.asarray(np.minimum(np.asarray(clock_mhz, dtype=float), self.cap_mhz))
 
     def predict(self, clock_mhz: Array | float) -> Array:
         """Values at requested clocks, of their shape."""

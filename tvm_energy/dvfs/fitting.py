@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from types import MappingProxyType
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from tvm_energy.dvfs.curve import FittedCurve, interpolate
 from tvm_energy.dvfs.forms import LATENCY_FORMS, POWER_FORMS, TABLE, Array, Form, find_form
@@ -47,6 +47,9 @@ _AT_LIMIT = 0.985
 
 _MOST_FOLDS = 5
 
+#: Cross-validation of more numbers than this is left at the first grid of shapes.
+_FEW = 4096
+
 
 def fit_latency(
     clock_mhz: ArrayLike,
@@ -68,7 +71,7 @@ def fit_latency(
     Raises:
         ConfigurationError: fewer clocks than the form needs, or values that are no latencies.
     """
-    return fit_latencies(clock_mhz, [latency_s], form=form, cap_mhz=cap_mhz, noise=noise)[0]
+    return fit_latencies(clock_mhz, np.atleast_2d(latency_s), form=form, cap_mhz=cap_mhz, noise=noise)[0]
 
 
 def fit_power(
@@ -83,7 +86,7 @@ def fit_power(
 
     Without ``cap_mhz`` no cap is looked for: hand over the one of the latency curve.
     """
-    return fit_powers(clock_mhz, [power_w], form=form, cap_mhz=[cap_mhz or np.inf], noise=noise)[0]
+    return fit_powers(clock_mhz, np.atleast_2d(power_w), form=form, cap_mhz=[cap_mhz or np.inf], noise=noise)[0]
 
 
 def fit_latencies(
@@ -179,7 +182,7 @@ def find_caps(
     limited = np.zeros(latency_s.shape, dtype=bool)
     if power_w is not None and power_limit_w:
         limited = power_w >= _AT_LIMIT * power_limit_w
-    squares, slope, offset = _capped_offsets(np.minimum(f, trial[:, None]), latency_s)
+    squares, slope, _ = _capped_offsets(np.minimum(f, trial[:, None]), latency_s)
     free = squares[-1]  # the last trial is the highest clock: no cap
     # A cap lies above every clock whose power is below the limit.
     if limited.any():
@@ -190,7 +193,8 @@ def find_caps(
     best = np.argmin(squares, axis=0)
     rows = np.arange(len(latency_s))
     cap = trial[best]
-    sigma = max(noise, DEFAULT_NOISE)
+    scatter = np.sqrt(squares[best, rows] / (points - 3))
+    sigma = np.maximum(scatter, max(noise, DEFAULT_NOISE))
     better = free - squares[best, rows] > 9 * sigma**2
     above = f[None, :] > cap[:, None] * (1 + 1e-9)
     believed = better & (_flat(f, latency_s, power_w, above, slope[best, rows], sigma))
@@ -212,7 +216,7 @@ def _capped_offsets(f: Array, y: Array) -> tuple[Array, Array, Array]:
 
 
 def _flat(
-    f: Array, latency_s: Array, power_w: Array | None, above: Array, slope: Array, sigma: float
+    f: Array, latency_s: Array, power_w: Array | None, above: Array, slope: Array, sigma: Array
 ) -> Array:
     """Whether at least two clocks lie above the cap, and latency and power are flat over them."""
     spread = _spread(latency_s, above)
@@ -315,16 +319,13 @@ def supported_forms(
         for name, form in forms.items()
     }
     names = [
-        name for name, count in parameters.items() if count < clocks or count == 1 and clocks == 2
+        name for name, count in parameters.items() if count < clocks or (count == 1 and clocks == 2)
     ]
     if clocks >= _TABLE_POINTS:
         names.append(TABLE)
     if wanted is None:
         return names
-    if wanted != TABLE:
-        needed = parameters[find_form(wanted, forms).name] + 1
-    else:
-        needed = _TABLE_POINTS
+    needed = _TABLE_POINTS if wanted == TABLE else parameters[find_form(wanted, forms).name] + 1
     if wanted not in names:
         raise ConfigurationError(
             f"the form {wanted!r} needs {needed} different effective clocks at least, there are "
@@ -334,14 +335,14 @@ def supported_forms(
     return [wanted] if wanted != TABLE else names
 
 
-def _folds(points: int) -> list[Array]:
+def _folds(points: int) -> list[NDArray[np.intp]]:
     """Indices that are left out together; the ends are always kept."""
     inner = np.arange(1, points - 1)
     count = min(_MOST_FOLDS, len(inner)) if len(inner) > 2 * _MOST_FOLDS else len(inner)
     return [inner[start::count] for start in range(count)]
 
 
-def _left_out(form: Form, f: Array, y: Array, w: Array, folds: list[Array]) -> Array:
+def _left_out(form: Form, f: Array, y: Array, w: Array, folds: list[NDArray[np.intp]]) -> Array:
     """Relative root mean square error at points left out, shape (R,); all folds in one fit."""
     if not folds or len(f) - max(len(fold) for fold in folds) < max(2, form.parameters - 1):
         return np.full(len(y), np.nan)
@@ -351,8 +352,7 @@ def _left_out(form: Form, f: Array, y: Array, w: Array, folds: list[Array]) -> A
     for index, fold in enumerate(folds):
         weights[index][:, fold] = 0.0
     repeated = np.tile(y, (len(folds), 1))
-    few = len(repeated) * len(f) <= 4096
-    fitted = solve(form, f, repeated, weights.reshape(-1, len(f)), refine=few)
+    fitted = solve(form, f, repeated, weights.reshape(-1, len(f)), refine=repeated.size <= _FEW)
     predicted = fitted.predict(form, f).reshape(len(folds), len(y), len(f))
     squares = np.concatenate(
         [(predicted[i][:, fold] / y[:, fold] - 1) ** 2 for i, fold in enumerate(folds)], axis=1
@@ -360,17 +360,17 @@ def _left_out(form: Form, f: Array, y: Array, w: Array, folds: list[Array]) -> A
     return np.asarray(np.sqrt(squares.mean(axis=1)))
 
 
-def _shared_left_out(form: Form, f: Array, y: Array, w: Array, folds: list[Array]) -> Array:
+def _shared_left_out(form: Form, f: Array, y: Array, w: Array, folds: list[NDArray[np.intp]]) -> Array:
     squares = []
     for fold in folds:
         weights = w.copy()
         weights[:, fold] = 0.0
-        predicted = solve_shared(form, f, y, weights).predict(form, f)
+        predicted = solve_shared(form, f, y, weights, refine=y.size <= _FEW).predict(form, f)
         squares.append((predicted[:, fold] / y[:, fold] - 1) ** 2)
     return np.asarray(np.sqrt(np.concatenate(squares, axis=1).mean(axis=1)))
 
 
-def _table_left_out(quantity: str, f: Array, y: Array, folds: list[Array]) -> Array:
+def _table_left_out(quantity: str, f: Array, y: Array, folds: list[NDArray[np.intp]]) -> Array:
     squares = []
     for fold in folds:
         kept = np.setdiff1d(np.arange(len(f)), fold)

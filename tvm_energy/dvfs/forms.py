@@ -109,7 +109,7 @@ POWER_LAW = Form(
     intercept=True,
     shape_names=("b",),
     bounds=lambda low, high: ((0.1, 6.0),),
-    steps=(60,),
+    steps=(40,),
     phi=lambda f, s: np.exp(-s[..., 0] * np.log(f)),
     prior=lambda low, high: ((1.0, 1.0),),
 )
@@ -121,7 +121,7 @@ SHIFTED = Form(
     intercept=True,
     shape_names=("b",),
     bounds=lambda low, high: ((-2 * low, 0.95 * low),),
-    steps=(60,),
+    steps=(40,),
     phi=lambda f, s: 1 / (f - s[..., 0]),
     prior=lambda low, high: ((0.0, low),),
 )
@@ -151,7 +151,7 @@ RIDGE = Form(
     shape_names=("ridge", "beta"),
     bounds=lambda low, high: ((low, high), (0.0, 3.0e3 / high)),
     shared=True,
-    steps=(41, 26),
+    steps=(29, 13),
     phi=lambda f, s: f * ridge_voltage(f, s[..., 0], s[..., 1]) ** 2,
     # beta: voltage at the highest clock about 1.3 times the lowest.
     prior=lambda low, high: (

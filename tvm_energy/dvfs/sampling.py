@@ -14,6 +14,7 @@ looks at a value that has not been measured, and nothing is random.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -74,7 +75,7 @@ def next_clock(
 
 def _beside(f: Array, done: list[int], index: int) -> int:
     """The middle of the wider unmeasured gap beside a measured clock; else of the widest anywhere."""
-    gaps = [(a, b) for a, b in zip(done, done[1:], strict=False) if b - a > 1]
+    gaps = [(a, b) for a, b in itertools.pairwise(done) if b - a > 1]
     beside = [gap for gap in gaps if index in gap]
     a, b = max(beside or gaps, key=lambda gap: f[gap[1]] - f[gap[0]])
     return (a + b) // 2

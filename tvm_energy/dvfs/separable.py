@@ -66,7 +66,9 @@ def solve(form: Form, f: Array, y: Array, w: Array, *, refine: bool = True) -> S
     return _refined(form, f, y, w, found) if refine and axes else found
 
 
-def solve_shared(form: Form, f: Array, y: Array, w: Array) -> Solution:
+def solve_shared(
+    form: Form, f: Array, y: Array, w: Array, *, refine: bool = True
+) -> Solution:
     """Fit one form to every row, all rows with the same shape.
 
     For what belongs to the device and not to the workload: its voltage curve. Arguments as in `solve`.
@@ -74,7 +76,7 @@ def solve_shared(form: Form, f: Array, y: Array, w: Array) -> Solution:
     low, high = float(f.min()), float(f.max())
     grid, axes = _grid(form, f)
     reach = np.array([axis[1] - axis[0] for axis in axes])
-    for _ in range(_ZOOMS + 1):
+    for _ in range(_ZOOMS + 1 if refine else 1):
         scale, a, c, squares = _on_grid(form, f, grid, y, w)
         total = squares.mean(axis=1) + _penalty(form, grid, low, high) / len(y)
         best = int(np.argmin(total))
