@@ -26,7 +26,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from tvm_energy.dvfs.curve import FittedCurve, interpolate
 from tvm_energy.dvfs.forms import LATENCY_FORMS, POWER_FORMS, TABLE, Array, Form, find_form
-from tvm_energy.dvfs.separable import Solution, solve, solve_fixed, solve_shared
+from tvm_energy.dvfs.separable import Solution, products, solve, solve_fixed, solve_shared
 from tvm_energy.errors import ConfigurationError
 
 #: Relative error of a measurement when nothing is known about it: what repeated runs at a locked clock
@@ -71,7 +71,9 @@ def fit_latency(
     Raises:
         ConfigurationError: fewer clocks than the form needs, or values that are no latencies.
     """
-    return fit_latencies(clock_mhz, np.atleast_2d(latency_s), form=form, cap_mhz=cap_mhz, noise=noise)[0]
+    return fit_latencies(
+        clock_mhz, np.atleast_2d(latency_s), form=form, cap_mhz=cap_mhz, noise=noise
+    )[0]
 
 
 def fit_power(
@@ -86,7 +88,9 @@ def fit_power(
 
     Without ``cap_mhz`` no cap is looked for: hand over the one of the latency curve.
     """
-    return fit_powers(clock_mhz, np.atleast_2d(power_w), form=form, cap_mhz=[cap_mhz or np.inf], noise=noise)[0]
+    return fit_powers(
+        clock_mhz, np.atleast_2d(power_w), form=form, cap_mhz=[cap_mhz or np.inf], noise=noise
+    )[0]
 
 
 def fit_latencies(
@@ -205,8 +209,8 @@ def find_caps(
 def _capped_offsets(f: Array, y: Array) -> tuple[Array, Array, Array]:
     """Weighted squares, a and c of a/f + c for trial clocks f (C, n) and latencies (R, n): (C, R)."""
     w, phi = 1 / y**2, 1 / f
-    sp, spp, s1 = phi @ w.T, phi**2 @ w.T, w.sum(axis=1)
-    spy, sy = phi @ (w * y).T, (w * y).sum(axis=1)
+    sp, spp, s1 = products(phi, w), products(phi**2, w), w.sum(axis=1)
+    spy, sy = products(phi, w * y), (w * y).sum(axis=1)
     determinant = np.maximum(spp * s1 - sp**2, 1e-300)
     a = np.maximum(0.0, (spy * s1 - sp * sy) / determinant)
     c = np.maximum(0.0, (sy - a * sp) / s1)
@@ -360,7 +364,9 @@ def _left_out(form: Form, f: Array, y: Array, w: Array, folds: list[NDArray[np.i
     return np.asarray(np.sqrt(squares.mean(axis=1)))
 
 
-def _shared_left_out(form: Form, f: Array, y: Array, w: Array, folds: list[NDArray[np.intp]]) -> Array:
+def _shared_left_out(
+    form: Form, f: Array, y: Array, w: Array, folds: list[NDArray[np.intp]]
+) -> Array:
     squares = []
     for fold in folds:
         weights = w.copy()
