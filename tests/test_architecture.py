@@ -49,8 +49,9 @@ DOORS = {
     "onnx": ("meta_schedule",),
     "pynvml": ("meters.nvml",),
     "xgboost": ("energy_model",),
+    "matplotlib": ("dvfs.plot",),
 }
-HEAVY = ("tvm", "tvm_ffi", "pynvml", "xgboost", "scipy", "onnx")
+HEAVY = ("tvm", "tvm_ffi", "pynvml", "xgboost", "scipy", "onnx", "matplotlib")
 
 
 @dataclass(frozen=True)

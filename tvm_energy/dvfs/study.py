@@ -58,7 +58,7 @@ def study(
     """
     results: dict[int, Study] = {}
     points = [_points(one) for one in series]
-    groups: dict[tuple[object, ...], list[int]] = {}
+    groups: dict[tuple[tuple[float, ...], bool, float | None], list[int]] = {}
     for index, (f, _, p, cap) in enumerate(points):
         groups.setdefault((tuple(f), p is None, cap), []).append(index)
     for (_, no_power, cap), members in groups.items():
@@ -70,7 +70,7 @@ def study(
             f,
             t,
             form=latency_form,
-            cap_mhz=cap,  # type: ignore[arg-type]
+            cap_mhz=cap,
             power_w=p,
             power_limit_w=power_limit_w,
             noise=noise,
