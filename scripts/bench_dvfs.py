@@ -72,19 +72,15 @@ def text(path: Path) -> str:
 
 def zeus_stages(data: Path, quick: bool) -> list[Device]:
     """Pipeline stages of Bloom and GPT-3 on an A100; stages with the same profile count once."""
-    devices = []
+    different: dict[tuple[object, ...], dict[float, tuple[float, float]]] = {}
     for path in sorted(data.glob("zeus/stage_profile_*.csv*")):
         curves: dict[tuple[str, str], dict[float, tuple[float, float]]] = {}
         for row in csv.DictReader(io.StringIO(text(path))):
             curve = curves.setdefault((row["stage"], row["instruction"]), {})
-            curve[float(row["frequency"])] = float(row["time"]), float(row["energy"])
-        different = list(
-            {tuple(sorted(curve.items())): curve for curve in curves.values()}.values()
-        )
-        devices += same_clocks(
-            [{f: (t, e / t) for f, (t, e) in curve.items()} for curve in different]
-        )
-    return devices
+            t, e = float(row["time"]), float(row["energy"])
+            curve[float(row["frequency"])] = t, e / t
+        different |= {tuple(sorted(curve.items())): curve for curve in curves.values()}
+    return same_clocks(list(different.values()))
 
 
 def kernel_tuner(data: Path, quick: bool) -> list[Device]:
@@ -280,13 +276,12 @@ def kernel_tuner_ridge(device: Device, measured: list[int]) -> Prediction:
         top = float(y.max())
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", OptimizeWarning)
-            (ridge, *rest), _ = curve_fit(
-                form,
-                x,
-                y,
-                p0=[float(np.median(x)), 1.0, 1.0, top],
-                bounds=([0, 0, 0, 0.9 * top], [float(x[-1]), 1, 1, 1.1 * top]),
-            )
+            start = [float(np.median(x)), 1.0, 1.0, top]
+            bounds = ([0, 0, 0, 0.9 * top], [float(x[-1]), 1, 1, 1.1 * top])
+            try:
+                (ridge, *rest), _ = curve_fit(form, x, y, p0=start, bounds=bounds)
+            except RuntimeError:  # no convergence: the start is what is left
+                ridge, *rest = start
         powers.append(form(f - at[0], ridge, *rest) * p.min())
         chosen.append(int(np.argmin(np.abs(f - at[0] - ridge))))
     return Prediction(latency, np.array(powers), np.array(chosen))

@@ -86,6 +86,12 @@ class FittedCurve:
         # Beyond the range: the form's course, from the last point on.
         return values * self.beyond.predict(f) / self.beyond.predict(inside)
 
+    def through_points(self, clock_mhz: Array | float) -> Array:
+        """`predict`, corrected by what it misses the measured points by, interpolated between them."""
+        f = np.clip(self.effective_mhz(clock_mhz), self.clock_mhz[0], self.clock_mhz[-1])
+        missed = self.values / self.predict(self.clock_mhz)
+        return self.predict(clock_mhz) * interpolate("ratio", self.clock_mhz, missed, f)
+
     def half_width(self, clock_mhz: Array | float) -> Array:
         """Half width of the 95 % band at requested clocks.
 
@@ -162,7 +168,8 @@ class FittedCurve:
         shape = self._shape_form
         assert shape is not None
         relative = self._slopes(self.effective_mhz(self.clock_mhz)) / self.values[:, None]
-        scale = np.maximum(np.abs(relative).max(axis=0), np.finfo(float).tiny)
+        scale = np.abs(relative).max(axis=0)
+        scale = np.where(scale > 0, scale, 1.0)
         relative = relative / scale
         freedom = len(self.clock_mhz) - shape.parameters
         variance = max(
@@ -172,6 +179,7 @@ class FittedCurve:
         fixed = 1 + shape.intercept
         low, high = float(self.clock_mhz[0]), float(self.clock_mhz[-1])
         for index, (_, deviation) in enumerate(shape.prior(low, high)):
+            # Also where a = 0, and the points say nothing about the shape.
             information[fixed + index, fixed + index] += (
                 PRIOR_ERROR / deviation / scale[fixed + index]
             ) ** 2

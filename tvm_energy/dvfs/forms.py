@@ -151,7 +151,7 @@ RIDGE = Form(
     shape_names=("ridge", "beta"),
     bounds=lambda low, high: ((low, high), (0.0, 3.0e3 / high)),
     shared=True,
-    steps=(29, 13),
+    steps=(41, 26),
     phi=lambda f, s: f * ridge_voltage(f, s[..., 0], s[..., 1]) ** 2,
     # beta: voltage at the highest clock about 1.3 times the lowest.
     prior=lambda low, high: (

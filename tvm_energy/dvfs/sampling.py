@@ -26,8 +26,10 @@ from tvm_energy.dvfs.forms import RIDGE, RIDGE_SHARE, Array
 from tvm_energy.dvfs.separable import solve_shared
 from tvm_energy.errors import ConfigurationError
 
-#: Clocks nearer to a measured one than this share of the range are not worth a measurement.
+#: Clocks nearer to a measured one than this share of the range, or than this many steps of the clock table,
+#: are not worth a measurement.
 _NEAR = 0.05
+_NEAR_STEPS = 1.5
 
 
 def first_clocks(clock_mhz: ArrayLike) -> list[int]:
@@ -68,7 +70,8 @@ def next_clock(
     energy = interpolate("latency", at, t, f) * power
     best = int(np.argmin((energy / energy.min(axis=1, keepdims=True)).mean(axis=0)))
     nearest = min(done, key=lambda index: abs(f[index] - f[best]))
-    if abs(f[nearest] - f[best]) >= _NEAR * (f[-1] - f[0]):
+    near = max(_NEAR * (f[-1] - f[0]), _NEAR_STEPS * float(np.median(np.diff(f))))
+    if abs(f[nearest] - f[best]) >= near:
         return best
     return _beside(f, done, nearest)
 
@@ -104,9 +107,12 @@ class EnergyEstimate:
 def estimate_energy(
     clock_mhz: ArrayLike, latency: FittedCurve, power: FittedCurve
 ) -> EnergyEstimate:
-    """Energy of each clock, what is certain about it, and the best clock."""
+    """Energy of each clock, what is certain about it, and the best clock.
+
+    At the measured clocks it is the measured energy: no fit overrules a measurement.
+    """
     f = np.asarray(clock_mhz, dtype=float)
-    t, p = latency.predict(f), power.predict(f)
+    t, p = latency.through_points(f), power.through_points(f)
     energy = t * p
     width = energy * np.hypot(latency.half_width(f) / t, power.half_width(f) / p)
     chosen = int(np.argmin(energy))

@@ -28,6 +28,9 @@ from tvm_energy.dvfs.forms import PRIOR_ERROR, Array, Form
 _ZOOM_POINTS = 7
 _ZOOMS = 5
 
+#: Rows that the first grid of a shared shape looks at, about.
+_GRID_ROWS = 32
+
 
 @dataclass(frozen=True, slots=True)
 class Solution:
@@ -74,19 +77,17 @@ def solve_shared(form: Form, f: Array, y: Array, w: Array, *, refine: bool = Tru
     low, high = float(f.min()), float(f.max())
     grid, axes = _grid(form, f)
     reach = np.array([axis[1] - axis[0] for axis in axes])
+    bounds = np.array(form.bounds(low, high))
+    # The large first grid looks at some of many rows; what it finds is refined on all of them.
+    rows = slice(None, None, -(-len(y) // _GRID_ROWS))
+    best = grid[0]
     for _ in range(_ZOOMS + 1 if refine else 1):
-        scale, a, c, squares = _on_grid(form, f, grid, y, w)
-        total = squares.mean(axis=1) + _penalty(form, grid, low, high) / len(y)
-        best = int(np.argmin(total))
-        found = Solution(
-            a[best] / scale[best], c[best], np.tile(grid[best], (len(y), 1)), squares[best]
-        )
-        if not axes:
-            break
-        bounds = np.array(form.bounds(low, high))
-        grid = np.clip(grid[best] + _offsets(len(axes)) * reach, bounds[:, 0], bounds[:, 1])
+        squares = _on_grid(form, f, grid, y[rows], w[rows])[3].mean(axis=1)
+        best = grid[int(np.argmin(squares + _penalty(form, grid, low, high) / len(y)))]
+        grid = np.clip(best + _offsets(len(axes)) * reach, bounds[:, 0], bounds[:, 1])
         reach = reach * 2 / (_ZOOM_POINTS - 1)
-    return found
+        rows = slice(None)
+    return solve_fixed(form, f, y, w, best)
 
 
 def solve_fixed(form: Form, f: Array, y: Array, w: Array, shape: Array) -> Solution:
