@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,8 @@ def plot_study(one: Study, path: Path, title: str) -> None:
     t, t_width = one.latency.predict(f), one.latency.half_width(f)
     _panel(axes[0], f, t * 1e3, t_width * 1e3, "latency [ms]")
     axes[0].plot(clocks, one.series.latency_s * 1e3, "o", color="black", ms=4)
-    axes[0].set_title(f"{title}\nlatency: {one.latency.form}", fontsize=10)
+    figure.suptitle(textwrap.fill(title, 90), fontsize=10)
+    axes[0].set_title(f"latency: {one.latency.form}", fontsize=10)
     if one.power is not None and one.series.power_w is not None and one.energy is not None:
         p, p_width = one.power.predict(f), one.power.half_width(f)
         _panel(axes[1], f, p, p_width, "power [W]")

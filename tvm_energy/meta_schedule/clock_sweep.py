@@ -31,8 +31,8 @@ class DeviceSweep:
     ) -> None:
         self.clock_mhz = clocks
         self.power_limit_w = device.max_power_w
-        simulated = ", simulated" if device.identity["simulated"] else ""
-        self.title = f"{device.identity['name']}{simulated}, kernels in TVM's default schedule"
+        # The name of a simulated device begins with the word.
+        self.title = f"{device.identity['name']}, kernels in TVM's default schedule"
         self._device = device
         self._control = control
         self._artifacts = artifacts
