@@ -212,3 +212,16 @@ def test_a_simulated_kernel_has_its_best_clock_near_the_ridge(
     assert "Simulated" in values["source"]
     chosen = values["workloads"][0]["energy"]["chosen_mhz"]
     assert abs(chosen - A100.ridge_clock_mhz) <= 60
+
+
+def test_plot_draws_a_picture(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "clocks.png"
+    code, _, err = run(monkeypatch, capfd, "fit", TABLE, "--plot", picture)
+    assert code == 0
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    code, _, err = run(monkeypatch, capfd, "fit", TABLE, "--plot", tmp_path / "clocks.xyz")
+    assert code == 2
+    assert "xyz" in err
