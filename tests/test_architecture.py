@@ -24,6 +24,7 @@ LAYERS = {
     "ground": {"errors", "measurement", "spelling", "version"},
     "parts": {
         "clocks",
+        "dvfs",
         "energy_model",
         "features",
         "meters",
@@ -49,8 +50,9 @@ DOORS = {
     "pynvml": ("meters.nvml",),
     "xgboost": ("energy_model",),
     "zeus": ("meters.zeus",),
+    "matplotlib": ("dvfs.plot",),
 }
-HEAVY = ("tvm", "tvm_ffi", "pynvml", "xgboost", "scipy", "onnx", "zeus")
+HEAVY = ("tvm", "tvm_ffi", "pynvml", "xgboost", "scipy", "onnx", "zeus", "matplotlib")
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import sys
 
 import typer
 
-from tvm_energy.cli import clocks, doctor, measure, replay, report, tune, version, workloads
+from tvm_energy.cli import clocks, doctor, dvfs, measure, replay, report, tune, version, workloads
 
 __all__ = ["app", "main"]
 
@@ -26,6 +26,7 @@ app = typer.Typer(
 for module in (tune, measure, report, replay, workloads, doctor, version):
     app.command(module.NAME)(module.command)
 app.add_typer(clocks.app, name=clocks.NAME)
+app.add_typer(dvfs.app, name=dvfs.NAME)
 
 
 def main() -> None:

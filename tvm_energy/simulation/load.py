@@ -8,7 +8,9 @@ do on real cards.
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -73,6 +75,16 @@ class SimulatedGpu:
         self._truths: dict[tuple[str, float, float | None], KernelTruth] = {}
         self._running: KernelTruth | None = None
         self._busy_until_s = self.clock.now()
+
+    @contextlib.contextmanager
+    def locked(self, clock_mhz: float) -> Iterator[float]:
+        """Lock the core clock inside the block, at the nearest supported one, which it yields."""
+        before = self.clock_mhz
+        self.clock_mhz = self.spec.nearest_clock_mhz(clock_mhz)
+        try:
+            yield self.clock_mhz
+        finally:
+            self.clock_mhz = before
 
     def truth(self, work: KernelWork, *, clock_mhz: float | None = None) -> KernelTruth:
         """What the kernel costs, free of noise, at the nominal temperature.
