@@ -33,6 +33,7 @@ LAYERS = {
         "ranking",
         "records",
         "simulation",
+        "stock_files",
         "work_dir",
     },
     "workflow": {"protocol", "replay", "session"},

@@ -15,6 +15,16 @@ WorkDir = Annotated[
     Path, typer.Argument(metavar="WORK_DIR", help="Work directory of a tune run; only read.")
 ]
 
+Objective = Annotated[
+    str | None,
+    typer.Option(
+        "--objective",
+        "-o",
+        help="latency, energy, edp, ed2p, energy:slack=0.05, weighted:eta=0.5; "
+        "by default that of the last run.",
+    ),
+]
+
 
 @guarded
 def command(work_dir: WorkDir, as_json: Json = False, debug: Debug = False) -> None:
