@@ -10,7 +10,7 @@ import sys
 
 import typer
 
-from tvm_energy.cli import doctor, export, replay, report, tune, version, workloads
+from tvm_energy.cli import compile, doctor, export, replay, report, tune, version, workloads
 
 __all__ = ["app", "main"]
 
@@ -23,7 +23,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     rich_markup_mode=None,
 )
-for module in (tune, report, replay, export, workloads, doctor, version):
+for module in (tune, report, replay, export, compile, workloads, doctor, version):
     app.command(module.NAME)(module.command)
 
 
