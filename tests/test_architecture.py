@@ -36,9 +36,20 @@ LAYERS = {
         "stock_files",
         "work_dir",
     },
-    "workflow": {"protocol", "replay", "session"},
+    "workflow": {"compare", "protocol", "replay", "session"},
     "adapters": {"ansor", "meta_schedule"},
-    "edges": {"", "__main__", "cli", "doctor", "report", "testing"},
+    "edges": {
+        "",
+        "__main__",
+        "cli",
+        "doctor",
+        "report",
+        "report_charts",
+        "report_facts",
+        "report_html",
+        "report_markdown",
+        "testing",
+    },
 }
 HEIGHT = {name: height for height, names in enumerate(LAYERS.values()) for name in names}
 

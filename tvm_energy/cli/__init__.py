@@ -10,7 +10,17 @@ import sys
 
 import typer
 
-from tvm_energy.cli import compile, doctor, export, replay, report, tune, version, workloads
+from tvm_energy.cli import (
+    compare,
+    compile,
+    doctor,
+    export,
+    replay,
+    report,
+    tune,
+    version,
+    workloads,
+)
 
 __all__ = ["app", "main"]
 
@@ -23,7 +33,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     rich_markup_mode=None,
 )
-for module in (tune, report, replay, export, compile, workloads, doctor, version):
+for module in (tune, report, replay, compare, export, compile, workloads, doctor, version):
     app.command(module.NAME)(module.command)
 
 

@@ -23,7 +23,7 @@ from tvm_energy.errors import ConfigurationError, MeterUnavailable, TvmEnergyErr
 if TYPE_CHECKING:
     from tvm_energy.measurement import EnergyMeasurement
     from tvm_energy.meta_schedule.compiling import Compiled, Verdict
-    from tvm_energy.meta_schedule.networks import CompiledNetwork, Network
+    from tvm_energy.meta_schedule.networks import Network
 
 NAME = "compile"
 
@@ -114,24 +114,12 @@ def _load(model: str, shapes: dict[str, tuple[int, ...]], seed: int) -> tuple[An
     return graph, networks.import_onnx(graph, name=name, source=model, input_shapes=shapes)
 
 
-def _runnable(compiled: Compiled, output: Path) -> tuple[CompiledNetwork | None, str | None]:
-    """The library as a network that can run here, or why it cannot."""
-    import tvm
-
-    from tvm_energy.meta_schedule.compiling import load_library
-
-    target = compiled.network.target
-    if not tvm.device(int(target.get_target_device_type()), 0).exist:
-        return None, f"there is no {target.kind.name} device here"
-    return load_library(compiled, output), None
-
-
 def _verify(
     graph: Any, compiled: Compiled, output: Path, seed: int
 ) -> tuple[Verdict | None, str | None]:
-    from tvm_energy.meta_schedule.compiling import compare_outputs, run_onnxruntime
+    from tvm_energy.meta_schedule.compiling import compare_outputs, run_onnxruntime, runnable
 
-    library, reason = _runnable(compiled, output)
+    library, reason = runnable(compiled, output)
     if library is None:
         return None, reason
     inputs = library.network.random_inputs(seed)
@@ -142,19 +130,22 @@ def _verify(
 
 def _measure(compiled: Compiled, output: Path) -> tuple[EnergyMeasurement | None, str | None]:
     from tvm_energy.measurement import MeasurementPlan
-    from tvm_energy.meta_schedule.compiling import measure_network
+    from tvm_energy.meta_schedule.compiling import measure_network, runnable
     from tvm_energy.meta_schedule.workers import open_meter
     from tvm_energy.meters.lock import device_lock
 
-    library, reason = _runnable(compiled, output)
+    library, reason = runnable(compiled, output)
     if library is None:
         return None, reason
     uuid = str(compiled.manifest["device"].get("uuid"))
     cpu = library.target.kind.name == "llvm"
     try:
-        with contextlib.closing(
-            open_meter({"kind": "rapl"} if cpu else {"kind": "nvml", "uuid": uuid})
-        ) as meter, device_lock(meter.info.device_uuid):
+        with (
+            contextlib.closing(
+                open_meter({"kind": "rapl"} if cpu else {"kind": "nvml", "uuid": uuid})
+            ) as meter,
+            device_lock(meter.info.device_uuid),
+        ):
             return measure_network(library, meter, MeasurementPlan()), None
     except (MeterUnavailable, TvmEnergyError) as exc:
         return None, str(exc)
@@ -184,7 +175,9 @@ def to_json(
         else {
             **dataclasses.asdict(verdict),
             # Infinity, of outputs whose shapes differ, is no JSON.
-            "largest_error": None if verdict.largest_error == float("inf") else verdict.largest_error,
+            "largest_error": None
+            if verdict.largest_error == float("inf")
+            else verdict.largest_error,
         },
         "not_verified": unverified,
         "measured": None if measured is None else measured.to_json(),
@@ -213,7 +206,9 @@ def _print(
         console.print(Text(simulated_banner(str(compiled.manifest["device"].get("uuid")))))
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for heading in ("kernel", "schedule", "calls", "time", "energy", "why not from the log"):
-        table.add_column(heading, justify="right" if heading in ("calls", "time", "energy") else "left")
+        table.add_column(
+            heading, justify="right" if heading in ("calls", "time", "energy") else "left"
+        )
     for item in compiled.kernels:
         table.add_row(
             Text(printable(item.name)),
@@ -224,10 +219,14 @@ def _print(
             Text(printable(item.reason or "")),
         )
     console.print(table, highlight=False)
-    say_all = [f"{output}: {_count(compiled)} from the log, for {compiled.network.target.kind.name}"]
+    say_all = [
+        f"{output}: {_count(compiled)} from the log, for {compiled.network.target.kind.name}"
+    ]
     promise = compiled.promise
     if promise is not None:
-        energy = "" if promise.energy_j is None else f" and {format_quantity(promise.energy_j, 'J')}"
+        energy = (
+            "" if promise.energy_j is None else f" and {format_quantity(promise.energy_j, 'J')}"
+        )
         rest = "" if promise.complete else "; kernels that are not from the log come on top"
         say_all.append(
             f"The log promises {format_quantity(promise.latency_s, 's')}{energy} for one pass{rest}"

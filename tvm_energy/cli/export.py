@@ -7,7 +7,15 @@ from typing import Annotated
 
 import typer
 
-from tvm_energy.cli.guard import Debug, Json, guarded, print_json, say, set_up_logging, stdout_for_results
+from tvm_energy.cli.guard import (
+    Debug,
+    Json,
+    guarded,
+    print_json,
+    say,
+    set_up_logging,
+    stdout_for_results,
+)
 from tvm_energy.cli.report import Objective, WorkDir
 
 NAME = "export"

@@ -259,6 +259,14 @@ def load_library(compiled: Compiled, path: Path) -> CompiledNetwork:
     return dataclasses.replace(compiled.network, executable=library)
 
 
+def runnable(compiled: Compiled, path: Path) -> tuple[CompiledNetwork | None, str | None]:
+    """The library as a network that can run here, or why it cannot."""
+    target = compiled.network.target
+    if not tvm.device(int(target.get_target_device_type()), 0).exist:
+        return None, f"there is no {target.kind.name} device here"
+    return load_library(compiled, path), None
+
+
 def compare_outputs(
     ours: Sequence[NDArray[Any]],
     theirs: Sequence[NDArray[Any]],
@@ -280,7 +288,11 @@ def compare_outputs(
     for mine, other in zip(ours, theirs, strict=True):
         if mine.shape != other.shape:
             return Verdict(
-                reference=reference, largest_error=math.inf, largest_value=0.0, constant=False, ok=False
+                reference=reference,
+                largest_error=math.inf,
+                largest_value=0.0,
+                constant=False,
+                ok=False,
             )
         a, b = np.asarray(mine, np.float64), np.asarray(other, np.float64)
         scale = float(np.max(np.abs(b), initial=0.0))

@@ -233,10 +233,11 @@ def _manifest(
         (task.workload, task.best.key): task.best.energy_j for task in summary.tasks if task.best
     }
     evidence = _find_evidence(record_file(source), wanted, header)
-    clocks = sorted(
-        {item.measured.clock_mhz for item in evidence.values() if item.measured}
-        - {None},  # type: ignore[arg-type]
-    )
+    clocks = {
+        item.measured.clock_mhz
+        for item in evidence.values()
+        if item.measured and item.measured.clock_mhz is not None
+    }
     return {
         "format": FORMAT,
         "version": FORMAT_VERSION,
@@ -245,7 +246,7 @@ def _manifest(
         "device": header.device,
         "driver": header.device.get("driver"),
         "meter": header.meter,
-        "clocks_mhz": clocks,
+        "clocks_mhz": sorted(clocks),
         "objective": summary.objective,
         "policy": summary.policy,
         "plan": header.plan,
