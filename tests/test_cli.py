@@ -75,11 +75,24 @@ def test_help_is_quick_and_loads_nothing_heavy() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     print(f"tvm-energy --help took {time.perf_counter() - start_s:.2f} s")
     assert done.stdout.splitlines()[-1] == "[]"
-    for name in ("tune", "report", "replay", "workloads", "doctor", "version"):
+    for name in (
+        "tune",
+        "report",
+        "replay",
+        "compare",
+        "export",
+        "compile",
+        "workloads",
+        "doctor",
+        "version",
+    ):
         assert re.search(rf"\b{name}\b", done.stdout)
 
 
-@pytest.mark.parametrize("name", ["tune", "report", "replay", "workloads", "doctor", "version"])
+@pytest.mark.parametrize(
+    "name",
+    ["tune", "report", "replay", "compare", "export", "compile", "workloads", "doctor", "version"],
+)
 def test_every_command_has_help_and_json(cli: Cli, name: str) -> None:
     outcome = cli(name, "--help")
     assert outcome.code == 0

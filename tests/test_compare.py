@@ -96,7 +96,9 @@ def test_tasks_of_one_run_only_are_named(tmp_path: Path) -> None:
 
 def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
     a, b = logs(tmp_path, one(0.2, device="sim:a100"), one(0.2, device="sim:h200"))
-    with pytest.raises(ConfigurationError, match=r"different devices, sim:a100 .* --across-devices"):
+    with pytest.raises(
+        ConfigurationError, match=r"different devices, sim:a100 .* --across-devices"
+    ):
         compare(a, b)
     assert "the devices differ" in compare(a, b, across_devices=True).notes[0]
     a, b = logs(tmp_path / "2", one(0.2), one(0.2, device="NVIDIA H200", simulated=False))
