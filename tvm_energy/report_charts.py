@@ -38,7 +38,7 @@ class Axis:
     def over(cls, values: Sequence[float], label: str, unit: str, start: float, end: float) -> Axis:
         """An axis that holds all values, with a margin; logarithmic when they spread widely."""
         low, high = min(values), max(values)
-        logarithmic = unit != "" and low > 0 and high / low > _LOGARITHMIC
+        logarithmic = unit in ("s", "J") and low > 0 and high / low > _LOGARITHMIC
         if logarithmic:
             margin = (high / low) ** 0.05
             low, high = low / margin, high * margin

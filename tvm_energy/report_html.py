@@ -247,7 +247,7 @@ class _Page:
             _card(
                 cards,
                 "break-even after",
-                f"{took.passes:,.0f} passes",
+                f"{float(f'{took.passes:.3g}'):,.0f} passes",
                 f"{_duration(hours)} of running",
             )
             text = "After that many passes of the network, the saving equals the joules of the measurements."

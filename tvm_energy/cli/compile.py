@@ -223,7 +223,9 @@ def _print(
         f"{output}: {_count(compiled)} from the log, for {compiled.network.target.kind.name}"
     ]
     promise = compiled.promise
-    if promise is not None:
+    if promise is None:
+        say_all.append("None of its kernels is in the log: was the log made for another network?")
+    else:
         energy = (
             "" if promise.energy_j is None else f" and {format_quantity(promise.energy_j, 'J')}"
         )
