@@ -82,6 +82,7 @@ def command(
     with stdout_for_results():
         from tvm_energy.meta_schedule import compiling
 
+        compiling.check_library_path(output)
         graph, network = _load(model, shapes, seed)
         compiled = compiling.compile_from_log(network, log, target)
         compiling.write_library(compiled, output)
@@ -93,7 +94,7 @@ def command(
     if as_json:
         print_json(result)
     else:
-        _print(compiled, output, verify, verdict, measured, unverified, unmeasured)
+        _print(result, compiled, output, verify, verdict, measured, unverified, unmeasured)
     if verdict is not None and not verdict.ok:
         say("tvm-energy: error: the compiled network does not compute what the reference does")
         raise typer.Exit(FAILED)
@@ -162,10 +163,13 @@ def to_json(
     """What was compiled, as JSON values."""
     import dataclasses
 
+    from tvm_energy.meta_schedule.compiling import holds_cuda_source
+
     promise = compiled.promise
     return {
         "output": str(output),
         "target": str(compiled.network.target),
+        "holds_cuda_source": holds_cuda_source(output),
         "simulated": compiled.simulated,
         "objective": compiled.manifest["objective"],
         "kernels": [dataclasses.asdict(kernel) for kernel in compiled.kernels],
@@ -186,6 +190,7 @@ def to_json(
 
 
 def _print(
+    result: dict[str, Any],
     compiled: Compiled,
     output: Path,
     verify: bool,
@@ -232,6 +237,11 @@ def _print(
         rest = "" if promise.complete else "; kernels that are not from the log come on top"
         say_all.append(
             f"The log promises {format_quantity(promise.latency_s, 's')}{energy} for one pass{rest}"
+        )
+    if result["holds_cuda_source"]:
+        say_all.append(
+            "The CUDA toolkit is not here, so the library holds its kernels as CUDA source; "
+            "to deploy it, run this command where the toolkit is"
         )
     if verdict is not None:
         agrees = "agrees" if verdict.ok else "DISAGREES"

@@ -12,6 +12,7 @@ import tvm_energy.meta_schedule.compat  # noqa: F401
 # isort: split
 import dataclasses
 import math
+import os
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -231,6 +232,18 @@ def origins(
     return found
 
 
+def check_library_path(path: Path) -> None:
+    """Find out before a long compilation that its result could not be written.
+
+    Raises:
+        ConfigurationError: it is a folder, or in none that can be written to.
+    """
+    if path.is_dir() or not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
+        raise ConfigurationError(
+            f"cannot write {path}: give the name of a file in a folder that may be written to"
+        )
+
+
 def write_library(compiled: Compiled, path: Path) -> None:
     """Write the network as a shared library.
 
@@ -238,8 +251,7 @@ def write_library(compiled: Compiled, path: Path) -> None:
         ConfigurationError: the path cannot be written to.
         TvmEnergyError: linking failed; the message has the linker's first line.
     """
-    if path.is_dir() or not path.parent.is_dir():
-        raise ConfigurationError(f"cannot write {path}: give the name of a file in a folder")
+    check_library_path(path)
     # Linked beside its place and then moved: a failure leaves no half library there.
     scratch = path.with_name(f".{path.name}.part.so")
     try:
@@ -251,6 +263,11 @@ def write_library(compiled: Compiled, path: Path) -> None:
         raise TvmEnergyError(f"{path} could not be linked: {_first_line(exc)}") from exc
     finally:
         scratch.unlink(missing_ok=True)
+
+
+def holds_cuda_source(path: Path) -> bool:
+    """Whether a library holds its CUDA kernels as source: TVM found neither NVRTC nor nvcc."""
+    return b"__global__ void" in path.read_bytes()
 
 
 def load_library(compiled: Compiled, path: Path) -> CompiledNetwork:
