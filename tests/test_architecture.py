@@ -34,11 +34,23 @@ LAYERS = {
         "ranking",
         "records",
         "simulation",
+        "stock_files",
         "work_dir",
     },
-    "workflow": {"protocol", "replay", "self_test", "session", "stretch"},
+    "workflow": {"compare", "protocol", "replay", "self_test", "session", "stretch"},
     "adapters": {"ansor", "meta_schedule"},
-    "edges": {"", "__main__", "cli", "doctor", "report", "testing"},
+    "edges": {
+        "",
+        "__main__",
+        "cli",
+        "doctor",
+        "report",
+        "report_charts",
+        "report_facts",
+        "report_html",
+        "report_markdown",
+        "testing",
+    },
 }
 HEIGHT = {name: height for height, names in enumerate(LAYERS.values()) for name in names}
 

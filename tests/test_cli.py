@@ -75,7 +75,20 @@ def test_help_is_quick_and_loads_nothing_heavy() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     print(f"tvm-energy --help took {time.perf_counter() - start_s:.2f} s")
     assert done.stdout.splitlines()[-1] == "[]"
-    for name in ("tune", "measure", "report", "replay", "workloads", "doctor", "version", "clocks"):
+    for name in (
+        "tune",
+        "measure",
+        "report",
+        "replay",
+        "compare",
+        "export",
+        "compile",
+        "workloads",
+        "doctor",
+        "version",
+        "clocks",
+        "dvfs",
+    ):
         assert re.search(rf"\b{name}\b", done.stdout)
 
 
@@ -86,11 +99,16 @@ def test_help_is_quick_and_loads_nothing_heavy() -> None:
         "measure",
         "report",
         "replay",
+        "compare",
+        "export",
+        "compile",
         "workloads",
         "doctor",
         "version",
         "clocks show",
         "clocks restore",
+        "dvfs fit",
+        "dvfs sweep",
     ],
 )
 def test_every_command_has_help_and_json(cli: Cli, name: str) -> None:

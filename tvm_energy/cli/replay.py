@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import typer
-
 from tvm_energy.cli.guard import Debug, Json, guarded, set_up_logging
-from tvm_energy.cli.report import WorkDir, show
+from tvm_energy.cli.report import Objective, WorkDir, show
 
 NAME = "replay"
 
@@ -15,15 +11,7 @@ NAME = "replay"
 @guarded
 def command(
     work_dir: WorkDir,
-    objective: Annotated[
-        str | None,
-        typer.Option(
-            "--objective",
-            "-o",
-            help="latency, energy, edp, ed2p, energy:slack=0.05, weighted:eta=0.5; "
-            "by default that of the last run.",
-        ),
-    ] = None,
+    objective: Objective = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:

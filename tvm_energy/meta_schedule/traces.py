@@ -9,6 +9,9 @@ from typing import Any
 
 from tvm_ffi import structural_hash
 
+#: Layout rewriting (common on CPUs) marks blocks with True, which TVM's file turns into 1.
+_REWRITE_MARK = "meta_schedule.layout_rewrite_preproc"
+
 
 def workload_hash(mod: Any) -> str:
     """Structural hash of a workload's module, as in the first column of ``database_workload.json``."""
@@ -21,7 +24,11 @@ def trace_key(trace: Any) -> str:
     A candidate, the database record that it becomes, and that record read back from the file all
     have the same key.
     """
-    text = json.dumps(_plain(trace.as_json()), separators=(",", ":"), sort_keys=True)
+    plain = _plain(trace.as_json())
+    for name, inputs, attributes, _ in plain[0]:
+        if name == "Annotate" and attributes == [_REWRITE_MARK]:
+            inputs[1] = bool(inputs[1])
+    text = json.dumps(plain, separators=(",", ":"), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
