@@ -26,6 +26,7 @@ LAYERS = {
         "clocks",
         "energy_model",
         "features",
+        "json_lines",
         "meters",
         "objective",
         "policy",
@@ -35,7 +36,7 @@ LAYERS = {
         "simulation",
         "work_dir",
     },
-    "workflow": {"protocol", "replay", "session"},
+    "workflow": {"logs", "policy_replay", "protocol", "replay", "session"},
     "adapters": {"ansor", "meta_schedule"},
     "edges": {"", "__main__", "cli", "doctor", "report", "testing"},
 }
@@ -46,10 +47,12 @@ DOORS = {
     "tvm": ("meta_schedule", "ansor"),
     "tvm_ffi": ("meta_schedule", "ansor"),
     "onnx": ("meta_schedule",),
+    "pandas": ("logs",),
+    "pyarrow": ("logs.table",),
     "pynvml": ("meters.nvml",),
     "xgboost": ("energy_model",),
 }
-HEAVY = ("tvm", "tvm_ffi", "pynvml", "xgboost", "scipy", "onnx")
+HEAVY = ("tvm", "tvm_ffi", "pynvml", "xgboost", "scipy", "onnx", "pandas", "pyarrow")
 
 
 @dataclass(frozen=True)

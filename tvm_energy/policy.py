@@ -39,11 +39,13 @@ class Gate:
         latency_s: measured, shape (n,).
         energy_j: predicted, shape (n,); None while there is no model.
         energy_stderr_j: standard error of the prediction, shape (n,); None with `energy_j`.
+        keys: hashes of their schedule traces; no policy decides by them.
     """
 
     latency_s: Floats
     energy_j: Floats | None = None
     energy_stderr_j: Floats | None = None
+    keys: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import logging
 import time
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -124,6 +125,7 @@ class Session:
         self.on_round = on_round
         self._log = log
         self._rng = rng if rng is not None else np.random.default_rng(0)
+        self._choice_seed = int(self._rng.integers(2**63))
         self._tasks: dict[str, _Task] = {}
 
     # -- tasks ---------------------------------------------------------------------------------
@@ -183,7 +185,9 @@ class Session:
         seconds: dict[str, float] = {}
 
         started = time.perf_counter()
-        measured, failed, feedback = self._measure(task, batch, gated, believed, measure)
+        chosen, measured, failed, feedback = self._measure(
+            workload, task, batch, gated, believed, measure
+        )
         seconds["measure"] = time.perf_counter() - started
         seconds["measure_device"] = sum(item.device_s for item in measured.values())
 
@@ -191,7 +195,7 @@ class Session:
         started = time.perf_counter()
         self.learn()
         seconds["learn"] = time.perf_counter() - started
-        return self._close_round(workload, task, batch, gated, measured, feedback, seconds)
+        return self._close_round(workload, task, batch, gated, chosen, feedback, seconds)
 
     def _new_candidates(
         self, task: _Task, candidates: Sequence[Candidate]
@@ -234,17 +238,18 @@ class Session:
 
     def _measure(
         self,
+        workload: str,
         task: _Task,
         batch: Sequence[tuple[int, Candidate]],
         gated: Sequence[int],
         believed: Mapping[str, tuple[float, float]],
         measure: Measure,
-    ) -> tuple[dict[str, EnergyMeasurement], dict[str, str], Feedback]:
+    ) -> tuple[list[str], dict[str, EnergyMeasurement], dict[str, str], Feedback]:
         """Let the policy choose among the gated, measure, and tell the policy what came out."""
         state = task.policy_state if task.policy_state is not None else self.policy.start()
         if not self.objective.needs_energy or not gated:
             task.policy_state = state
-            return {}, {}, Feedback()
+            return [], {}, {}, Feedback()
         keys = [batch[position][1].key for position in gated]
         beliefs = [believed.get(key) for key in keys]
         known = all(belief is not None for belief in beliefs)
@@ -252,8 +257,9 @@ class Session:
             latency_s=np.array([batch[position][1].latency_s for position in gated], dtype=float),
             energy_j=np.array([b[0] for b in beliefs if b]) if known else None,
             energy_stderr_j=np.array([b[1] for b in beliefs if b]) if known else None,
+            keys=tuple(keys),
         )
-        chosen = self.policy.choose(state, gate, self._rng)
+        chosen = self.policy.choose(state, gate, self._choice_rng(workload, task))
         measured: dict[str, EnergyMeasurement] = {}
         failed: dict[str, str] = {}
         outcomes = measure([batch[gated[index]][0] for index in chosen])
@@ -273,7 +279,11 @@ class Session:
             ),
         )
         task.policy_state = self.policy.update(state, feedback)
-        return measured, failed, feedback
+        return [keys[index] for index in chosen], measured, failed, feedback
+
+    def _choice_rng(self, workload: str, task: _Task) -> np.random.Generator:
+        """The policy's source of randomness for one round, so that a replay chooses the same."""
+        return np.random.default_rng([self._choice_seed, zlib.crc32(workload.encode()), task.round])
 
     def _take_in(
         self,
@@ -324,7 +334,7 @@ class Session:
         task: _Task,
         batch: Sequence[tuple[int, Candidate]],
         gated: Sequence[int],
-        measured: Mapping[str, EnergyMeasurement],
+        chosen: Sequence[str],
         feedback: Feedback,
         seconds: dict[str, float],
     ) -> RoundRecord:
@@ -335,8 +345,9 @@ class Session:
             round=task.round,
             candidates=len(batch),
             gated=len(gated),
-            measured=len(measured),
+            measured=feedback.measured,
             policy_state=state_to_json(task.policy_state),
+            chosen=tuple(chosen),
             snr_db=feedback.snr_db,
             best_latency_s=best_latency_s,
             best_cost=self.best_cost(workload),
