@@ -32,6 +32,7 @@ from tvm_energy.objective import Objective, parse_objective
 from tvm_energy.policy import Feedback, Gate, Policy, PolicyState, parse_policy
 from tvm_energy.ranking import Choice, choose, costs, kernels_by_workload
 from tvm_energy.records import CandidateRecord, Header, Record, RoundRecord, TaskRecord
+from tvm_energy.records import to_json as record_json
 from tvm_energy.replay import Source, max_power_w
 from tvm_energy.session import Candidate, Session
 
@@ -84,6 +85,7 @@ class PolicyReplay:
     Attributes:
         policy, objective: their specs.
         recorded: the decisions are those of the log, checked; False for a study.
+        simulated: whether the log's last run says so.
         choices_checked: rounds whose choice itself could be reproduced.
         steps: in the order of the log.
         tasks: outcomes of a study; finalists' measurements are left out on both sides.
@@ -95,6 +97,7 @@ class PolicyReplay:
     policy: str
     objective: str
     recorded: bool
+    simulated: bool
     choices_checked: int
     steps: tuple[Step, ...]
     tasks: tuple[Outcome, ...]
@@ -391,7 +394,7 @@ def _outcome(
 
 def _result(
     steps: Sequence[Step],
-    records: Iterable[Record],
+    records: Sequence[Record],
     policy: str,
     objective: str,
     *,
@@ -404,6 +407,9 @@ def _result(
         policy=policy,
         objective=objective,
         recorded=recorded,
+        simulated=any(
+            bool(record.device.get("simulated")) for record in records if isinstance(record, Header)
+        ),
         choices_checked=checked,
         steps=tuple(steps),
         tasks=tasks,
@@ -418,3 +424,47 @@ def _result(
             if isinstance(record, CandidateRecord) and record.measured
         ),
     )
+
+
+def to_json(replay: PolicyReplay, *, steps: bool = True) -> dict[str, Any]:
+    """As JSON values; units are in the names."""
+    values: dict[str, Any] = {
+        name: getattr(replay, name)
+        for name in (
+            *("policy", "objective", "recorded", "simulated", "choices_checked", "differences"),
+            *("candidates", "gated", "measured", "missing", "device_s", "device_s_recorded"),
+        )
+    }
+    values["tasks"] = [
+        {
+            "name": task.name,
+            "workload": task.workload,
+            "best": _kernel(task.best),
+            "reference": _kernel(task.reference),
+            "regret": task.regret,
+        }
+        for task in replay.tasks
+    ]
+    if steps:
+        values["steps"] = [
+            {
+                "run": step.run,
+                "task": step.task,
+                "missing": step.missing,
+                "differences": list(step.differences),
+                **{
+                    name: value
+                    for name, value in record_json(step.record).items()
+                    if name != "kind"
+                },
+            }
+            for step in replay.steps
+        ]
+    return values
+
+
+def _kernel(choice: Choice | None) -> dict[str, Any] | None:
+    if choice is None:
+        return None
+    kernel = choice.best
+    return {"key": kernel.key, "latency_s": kernel.latency_s, "energy_j": kernel.energy_j}

@@ -20,7 +20,7 @@ from tvm_energy.json_lines import (
     read_lines,
     repair_tail,
 )
-from tvm_energy.records import FILE_NAME, Header, Record, read_records
+from tvm_energy.records import FILE_NAME, Header, Record, kernel_key, read_records
 
 WORKLOAD_FILE = "database_workload.json"
 TUNING_RECORD_FILE = "database_tuning_record.json"
@@ -177,3 +177,35 @@ def stock_values(path: Path) -> Iterator[tuple[str, Any]]:
                 raise
             return
         yield line.decode().rstrip("\n") + "\n", value
+
+
+#: Attributes that TVM writes to a file as 0 or 1, though in the trace they are false or true; a key is
+#: a hash of the latter.
+_BOOLEAN_ATTRIBUTES = {"Split": (0, 1)}
+
+
+def stock_key(record: Any) -> str:
+    """Key of the kernel that a tuning record (`is_tuning_record`) is about; empty when it is not one.
+
+    The same as the key that a search gives the kernel, found without TVM.
+    """
+    trace = record[1][0] if record[1] else None
+    if not (isinstance(trace, list) and trace and isinstance(trace[0], list)):
+        return ""
+    return kernel_key([[_as_in_trace(item) for item in trace[0]], *trace[1:]])
+
+
+def _as_in_trace(instruction: Any) -> Any:
+    """``[name, inputs, attributes, outputs]`` with the booleans that were written as numbers."""
+    if not (
+        isinstance(instruction, list)
+        and len(instruction) == 4
+        and isinstance(instruction[0], str)
+        and isinstance(instruction[2], list)
+    ):
+        return instruction
+    booleans = _BOOLEAN_ATTRIBUTES.get(instruction[0], ())
+    attributes = [
+        bool(value) if index in booleans else value for index, value in enumerate(instruction[2])
+    ]
+    return [*instruction[:2], attributes, instruction[3]]

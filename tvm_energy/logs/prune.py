@@ -28,7 +28,6 @@ from tvm_energy.records import (
     Header,
     LineReader,
     TaskRecord,
-    kernel_key,
 )
 from tvm_energy.replay import max_power_w
 from tvm_energy.work_dir import (
@@ -36,6 +35,7 @@ from tvm_energy.work_dir import (
     WORKLOAD_FILE,
     is_tuning_record,
     is_workload,
+    stock_key,
     stock_problems,
     stock_values,
 )
@@ -45,12 +45,20 @@ _STOCK_OBJECTIVES = ("latency", "energy", "edp", "ed2p", "energy:slack=0.05")
 
 @dataclass
 class Pruned:
-    """What came of it: lines of records before and after, kernels and stock tuning records kept."""
+    """What came of it.
+
+    Attributes:
+        lines_before, lines: lines of records before and after.
+        kernels: kept.
+        tuning_records: lines of the stock database kept; 0 without one.
+        without_record: kept kernels that the stock database does not have.
+    """
 
     lines_before: int = 0
     lines: int = 0
     kernels: int = 0
     tuning_records: int = 0
+    without_record: int = 0
 
 
 def prune(source: Path, output: Path, *, objective: str | None = None, keep: int = 5) -> Pruned:
@@ -165,12 +173,16 @@ def _prune_stock(
                 if value[0] in kept and value[0] not in indices:
                     indices[value[0]] = len(indices)
                     file.write(line)
+    found: set[tuple[str, str]] = set()
     with new_file(output / TUNING_RECORD_FILE) as file:
         for _, value in stock_values(source / TUNING_RECORD_FILE):
-            if not is_tuning_record(value) or not value[1]:
+            if not is_tuning_record(value):
                 continue
             workload = hashes[value[0]]
-            if kernel_key(value[1][0]) in kept.get(workload, ()):
+            key = stock_key(value)
+            if key in kept.get(workload, ()):
+                found.add((workload, key))
                 value[0] = indices[workload]
                 file.write(json.dumps(value, separators=(",", ":")) + "\n")
                 result.tuning_records += 1
+    result.without_record = result.kernels - len(found)

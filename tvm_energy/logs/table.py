@@ -117,7 +117,8 @@ def write_csv(records: Iterable[Record], path: Path) -> int:
     with new_file(path, newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["kind", *ALL_COLUMNS])
-        for count, record in enumerate(records, start=1):
+        for record in records:
+            count += 1
             row = row_of(record)
             writer.writerow([record.kind, *(_to_text(row.get(name)) for name in ALL_COLUMNS)])
     return count
@@ -282,9 +283,11 @@ def _arrow_type(pyarrow: Any, rule: Rule) -> Any:
 
 
 def _as(rule: Rule | None, value: Any) -> Any:
-    return (
-        float(value) if rule is not None and rule.type == "number" and value is not None else value
-    )
+    if rule is None or value is None:
+        return value
+    if rule.type == "number":
+        return float(value)
+    return str(value) if rule.name == "seed" else value
 
 
 def _batches(rows: Iterable[dict[str, Any]]) -> Iterator[Sequence[dict[str, Any]]]:
