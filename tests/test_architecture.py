@@ -32,6 +32,7 @@ LAYERS = {
         "policy",
         "progress",
         "ranking",
+        "record_schema",
         "records",
         "simulation",
         "work_dir",

@@ -119,7 +119,9 @@ def merge(sources: Sequence[Path], output: Path) -> Merged:
 
 def _same_device(logs: Sequence[Log]) -> None:
     """One device only: joules of two devices in one log would be ranked together."""
-    devices = {str(log.header.device.get("uuid")): log for log in reversed(logs)}
+    devices: dict[str, Log] = {}
+    for log in logs:
+        devices.setdefault(str(log.header.device.get("uuid")), log)
     if len(devices) > 1:
         names = ", ".join(
             f"{log.name} of {device_name(log.header)} ({uuid})" for uuid, log in devices.items()

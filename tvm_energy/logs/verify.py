@@ -17,7 +17,6 @@ from tvm_energy.records import (
     LineReader,
     Record,
     RoundRecord,
-    TaskRecord,
 )
 from tvm_energy.work_dir import (
     TUNING_RECORD_FILE,
@@ -130,8 +129,6 @@ class _Check:
             if record.key not in self._keys.get(workload, ()):
                 yield f"final of kernel {record.key[:40]}, which no line before it tried", True
             yield from self._simulated(record)
-        elif isinstance(record, TaskRecord):
-            pass
 
     def _candidate(self, record: CandidateRecord) -> Iterator[tuple[str, bool]]:
         if not record.key:
@@ -143,8 +140,7 @@ class _Check:
             yield "has a measured energy but no latency", True
         if record.latency_s is None and record.error is None:
             yield "has neither a latency nor the reason why", True
-        if record.measured is not None:
-            yield from self._simulated(record)
+        yield from self._simulated(record)
 
     def _round(self, record: RoundRecord) -> Iterator[tuple[str, bool]]:
         tried = self._since_round.pop(record.workload, 0)
@@ -157,8 +153,8 @@ class _Check:
             )
 
     def _simulated(self, record: CandidateRecord | FinalRecord) -> Iterator[tuple[str, bool]]:
-        assert record.measured is not None
-        assert self._header is not None
+        if record.measured is None or self._header is None:
+            return
         if record.measured.simulated and not self._header.device.get("simulated"):
             yield "is simulated, but the header does not say so", True
         elif not record.measured.simulated and self._header.device.get("simulated"):
