@@ -4,6 +4,8 @@ import csv
 import dataclasses
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -655,3 +657,16 @@ def test_a_damaged_golden_log_is_read_or_refused(
     except (RecordFormatError, WorkDirError, ConfigurationError):
         return
     assert summary.runs >= 1
+
+
+def test_the_benchmark_tells_records_seconds_and_memory(repository: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, repository / "scripts" / "bench_log.py", "--records", "3000", "--json"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    values = json.loads(done.stdout.splitlines()[-1])
+    assert values["records"] == 3000
+    assert values["seconds"] > 0
+    assert values["peak_mb"] > 10

@@ -18,6 +18,7 @@ from tvm_energy.json_lines import (
     LONGEST_STOCK_LINE,
     parse_line,
     read_lines,
+    refuse_link_out,
     repair_tail,
 )
 from tvm_energy.records import FILE_NAME, Header, Record, kernel_key, read_records
@@ -77,8 +78,7 @@ def load(path: Path, device_uuid: str) -> list[Record]:
             raise WorkDirError(
                 f"cannot write {path / name}: {exc.strerror}; choose another --work-dir"
             ) from exc
-    for problem in stock_problems(path):
-        raise RecordFormatError(str(problem))
+    check_stock(path)
     file = path / FILE_NAME
     records = list(read_records(file)) if file.exists() else []
     for record in records:
@@ -108,6 +108,20 @@ class Problem:
     def __str__(self) -> str:
         where = f"{self.path}, line {self.line}" if self.line else str(self.path)
         return f"{where}: {self.reason}"
+
+
+def check_stock(path: Path) -> None:
+    """Refuse a stock database that TVM could not read; a torn last line is no reason.
+
+    Raises:
+        RecordFormatError: a broken line, named with file and line.
+        WorkDirError: a file is a link out of the directory.
+    """
+    for name in (WORKLOAD_FILE, TUNING_RECORD_FILE):
+        refuse_link_out(path / name)
+    for problem in stock_problems(path):
+        if not problem.warning:
+            raise RecordFormatError(str(problem))
 
 
 def stock_problems(path: Path) -> Iterator[Problem]:

@@ -39,6 +39,7 @@ def verify_command(
     debug: Debug = False,
 ) -> None:
     """Check every line; exit code 1 when a line is broken."""
+    from tvm_energy.cli.terminal import working
     from tvm_energy.logs.verify import Counts, verify
     from tvm_energy.report import printable
 
@@ -46,19 +47,22 @@ def verify_command(
     results, broken = [], False
     for log in logs:
         counts, problems = Counts(), []
-        for number, problem in enumerate(verify(log, counts)):
-            if as_json and (everything or number < _SHOWN):
-                problems.append(
-                    {
-                        "file": str(problem.path),
-                        "line": problem.line,
-                        "reason": problem.reason,
-                        "severity": "warning" if problem.warning else "error",
-                    }
-                )
-            elif everything or number < _SHOWN:
+        with working(f"checking {log}"):
+            for number, problem in enumerate(verify(log, counts)):
                 level = "warning" if problem.warning else "error"
-                typer.echo(printable(f"{level}: {problem}"))
+                if not everything and number >= _SHOWN:
+                    continue
+                if as_json:
+                    problems.append(
+                        {
+                            "file": str(problem.path),
+                            "line": problem.line,
+                            "reason": problem.reason,
+                            "severity": level,
+                        }
+                    )
+                else:
+                    typer.echo(printable(f"{level}: {problem}"))
         broken |= counts.errors > 0
         found = {
             "log": str(log),
@@ -87,12 +91,13 @@ def verify_command(
 @guarded
 def stat_command(log: OneLog, as_json: Json = False, debug: Debug = False) -> None:
     """Show what a log holds: runs, how they measured, and lines by task."""
-    from tvm_energy.cli.terminal import stdout_console
+    from tvm_energy.cli.terminal import stdout_console, working
     from tvm_energy.logs.load import Log
     from tvm_energy.logs.stat import stat, to_json
 
     set_up_logging()
-    result = stat(Log.of(log))
+    with working(f"reading {log}"):
+        result = stat(Log.of(log))
     if as_json:
         print_json(to_json(result))
         return
@@ -109,11 +114,13 @@ def merge_command(
     logs: Logs, output: NewDirectory, as_json: Json = False, debug: Debug = False
 ) -> None:
     """Merge logs of one device into a new work directory: every line once."""
+    from tvm_energy.cli.terminal import working
     from tvm_energy.logs.merge import merge
     from tvm_energy.report import printable
 
     set_up_logging()
-    result = merge(logs, output)
+    with working("merging"):
+        result = merge(logs, output)
     if as_json:
         print_json(
             {
@@ -164,10 +171,12 @@ def prune_command(
     debug: Debug = False,
 ) -> None:
     """Keep only the kernels that can still be chosen, in a new work directory."""
+    from tvm_energy.cli.terminal import working
     from tvm_energy.logs.prune import prune
 
     set_up_logging()
-    result = prune(log, output, objective=objective, keep=keep)
+    with working(f"pruning {log}"):
+        result = prune(log, output, objective=objective, keep=keep)
     if as_json:
         print_json({"output": str(output), **vars(result)})
         return
@@ -208,10 +217,12 @@ def convert_command(
     debug: Debug = False,
 ) -> None:
     """Convert to and from Kernel Tuner's T4 results, CSV and Parquet."""
+    from tvm_energy.cli.terminal import working
     from tvm_energy.logs.convert import convert
 
     set_up_logging()
-    count = convert(source, output, to=to, device=device)
+    with working(f"converting {source}"):
+        count = convert(source, output, to=to, device=device)
     if as_json:
         print_json({"output": str(output), "records": count})
     else:

@@ -118,7 +118,7 @@ def _policies(
     work_dirs: list[Path], policies: list[str], objective: str | None, steps: bool, as_json: bool
 ) -> None:
     from tvm_energy.cli.log_tables import render_policies, render_steps
-    from tvm_energy.cli.terminal import stdout_console
+    from tvm_energy.cli.terminal import stdout_console, working
     from tvm_energy.policy_replay import replay_policy, to_json
     from tvm_energy.report import printable
 
@@ -126,7 +126,8 @@ def _policies(
     results, differences = [], 0
     wanted: list[str | None] = [*policies] or [None]
     for work_dir in work_dirs:
-        replays = [replay_policy(work_dir, policy, objective) for policy in wanted]
+        with working(f"replaying {work_dir}"):
+            replays = [replay_policy(work_dir, policy, objective) for policy in wanted]
         differences += sum(replay.differences for replay in replays)
         results.append(
             {

@@ -25,9 +25,11 @@ def command(work_dir: WorkDir, as_json: Json = False, debug: Debug = False) -> N
 
 def show(work_dir: Path, objective: str | None, as_json: bool) -> None:
     """Print the report of a work directory under an objective (None: that of its last run)."""
+    from tvm_energy.cli.terminal import working
     from tvm_energy.replay import summarize
 
-    summary = summarize(work_dir, objective)
+    with working(f"reading {work_dir}"):
+        summary = summarize(work_dir, objective)
     if as_json:
         from tvm_energy.report import to_json
 

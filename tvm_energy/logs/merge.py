@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tvm_energy.errors import ConfigurationError, RecordFormatError, WorkDirError
-from tvm_energy.json_lines import lines_of, open_file, parse_line, refuse_link_out
+from tvm_energy.json_lines import lines_of, open_file, parse_line
 from tvm_energy.logs.load import Log, device_name, differences, record_file
 from tvm_energy.logs.output import new_file, refuse_existing
 from tvm_energy.measurement import EnergyMeasurement
@@ -33,9 +33,9 @@ from tvm_energy.work_dir import (
     TUNING_RECORD_FILE,
     WORKLOAD_FILE,
     Problem,
+    check_stock,
     is_tuning_record,
     is_workload,
-    stock_problems,
     stock_values,
 )
 
@@ -89,9 +89,13 @@ def merge(sources: Sequence[Path], output: Path) -> Merged:
     """
     if len(sources) < 2:
         raise ConfigurationError("merging needs two logs at least")
-    refuse_existing(output / FILE_NAME)
+    for name in (FILE_NAME, WORKLOAD_FILE, TUNING_RECORD_FILE):
+        refuse_existing(output / name)
     logs = {source: Log.of(source) for source in sources}
     _same_device(list(logs.values()))
+    directories = [source for source in sources if source.is_dir()]
+    for directory in directories:
+        check_stock(directory)
     runs: dict[bytes, list[_Part]] = {}
     for source in sources:
         for part in _parts(record_file(source)):
@@ -113,7 +117,7 @@ def merge(sources: Sequence[Path], output: Path) -> Merged:
             energies.header = parts[0].header
             for line in _merged_run(parts, result, energies):
                 file.write(line)
-    _merge_stock([source for source in sources if source.is_dir()], output, result)
+    _merge_stock(directories, output, result)
     return result
 
 
@@ -177,7 +181,8 @@ def _merged_run(parts: Sequence[_Part], result: Merged, energies: _Energies) -> 
                 )
                 continue
             contents.add(content)
-            kept.setdefault(identity, (part.path, number))
+            if len(parts) > 1:
+                kept.setdefault(identity, (part.path, number))
             result.lines += 1
             if problem := energies.see(record, part.path, number):
                 result.conflicts.append(problem)
@@ -275,12 +280,6 @@ def _merge_stock(sources: Sequence[Path], output: Path, result: Merged) -> None:
     sources = [source for source in sources if (source / WORKLOAD_FILE).exists()]
     if not sources:
         return
-    for source in sources:
-        for name in (WORKLOAD_FILE, TUNING_RECORD_FILE):
-            refuse_link_out(source / name)
-        for problem in stock_problems(source):
-            if not problem.warning:
-                raise RecordFormatError(str(problem))
     indices: dict[str, int] = {}
     positions: dict[Path, list[int]] = {}
     with new_file(output / WORKLOAD_FILE) as file:

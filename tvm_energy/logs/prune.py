@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tvm_energy.errors import ConfigurationError, RecordFormatError
-from tvm_energy.json_lines import parse_line, read_lines, refuse_link_out
+from tvm_energy.json_lines import parse_line, read_lines
 from tvm_energy.logs.load import Log, filtered, record_file
 from tvm_energy.logs.output import new_file, refuse_existing
 from tvm_energy.objective import Objective, parse_objective
@@ -33,10 +33,10 @@ from tvm_energy.replay import max_power_w
 from tvm_energy.work_dir import (
     TUNING_RECORD_FILE,
     WORKLOAD_FILE,
+    check_stock,
     is_tuning_record,
     is_workload,
     stock_key,
-    stock_problems,
     stock_values,
 )
 
@@ -76,7 +76,10 @@ def prune(source: Path, output: Path, *, objective: str | None = None, keep: int
     """
     if keep < 1:
         raise ConfigurationError(f"at least 1 kernel of each task is kept, got {keep}")
-    refuse_existing(output / FILE_NAME)
+    for name in (FILE_NAME, WORKLOAD_FILE, TUNING_RECORD_FILE):
+        refuse_existing(output / name)
+    if source.is_dir():
+        check_stock(source)
     path, log = record_file(source), Log.of(source)
     objectives = _objectives(log, objective)
     whole = kernels_by_workload(filtered(log.records(), log.header, Counter()))
@@ -159,11 +162,6 @@ def _prune_stock(
     """The tuning records of the kept kernels, with the workloads that they name."""
     if not (source / WORKLOAD_FILE).exists():
         return
-    for name in (WORKLOAD_FILE, TUNING_RECORD_FILE):
-        refuse_link_out(source / name)
-    for problem in stock_problems(source):
-        if not problem.warning:
-            raise RecordFormatError(str(problem))
     hashes: list[str] = []
     indices: dict[str, int] = {}
     with new_file(output / WORKLOAD_FILE) as file:
