@@ -294,7 +294,7 @@ class _AsRecorded:
         return self._policy.start()
 
     def choose(self, state: PolicyState, gate: Gate, rng: np.random.Generator) -> list[int]:
-        """See `Policy.choose`."""
+        """See `Policy.choose`; what the policy itself chooses is only noted."""
         self.own = tuple(gate.keys[index] for index in self._policy.choose(state, gate, rng))
         return [gate.keys.index(key) for key in self._keys if key in gate.keys]
 
