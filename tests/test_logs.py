@@ -275,6 +275,16 @@ def test_the_content_counts_not_its_spelling(tmp_path: Path) -> None:
     assert merge([tmp_path / "a", tmp_path / "b"], tmp_path / "out").duplicates == 2
 
 
+def test_blank_lines_before_a_run_lose_nothing(tmp_path: Path) -> None:
+    later = dataclasses.replace(header(), created=2e9)
+    path = write_log(tmp_path / "a", [header(), candidate("a", 1e-3), later, candidate("b", 1e-3)])
+    text = lines(path)
+    path.write_text("\n\n".join(["", *text, ""]))
+    result = merge([tmp_path / "a", tmp_path / "a"], tmp_path / "out")
+    assert lines(tmp_path / "out") == text
+    assert (result.runs, result.lines, result.duplicates) == (2, 4, 4)
+
+
 def test_merging_keeps_the_version_of_each_run(tmp_path: Path) -> None:
     sources = [GOLDEN / "records_v1.json", GOLDEN / "records_v2.json"]
     result = merge(sources, tmp_path / "out")

@@ -68,12 +68,19 @@ class Merged:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """One run in one file: where its header line begins, and the number of that line."""
+    """One run in one file.
+
+    Attributes:
+        header, content: of its first line, and a digest of it.
+        path, offset, before: where reading starts, and how many lines lie before.
+        number: of the header's line.
+    """
 
     header: Header
     content: bytes
     path: Path
     offset: int
+    before: int
     number: int
 
 
@@ -142,7 +149,8 @@ def _parts(path: Path) -> Iterator[_Part]:
     with open_file(path) as file:
         offset = number = 0
         while True:
-            found = next(lines_of(file, number=number), None)
+            before = number
+            found = next(lines_of(file, number=before), None)
             if found is None:
                 return
             number, line = found
@@ -154,7 +162,8 @@ def _parts(path: Path) -> Iterator[_Part]:
                         raise
                     return
                 if isinstance(record, Header):
-                    yield _Part(record, _digest(parse_line(line)), path, offset, number)
+                    content = _digest(parse_line(line))
+                    yield _Part(record, content, path, offset, before, number)
             offset = file.tell()
 
 
@@ -194,7 +203,7 @@ def _lines_of_run(part: _Part) -> Iterator[tuple[int, bytes, Record]]:
     reader = LineReader(part.path)
     with open_file(part.path) as file:
         file.seek(part.offset)
-        for number, line in lines_of(file, number=part.number - 1):
+        for number, line in lines_of(file, number=part.before):
             try:
                 record = reader.read(number, line)
             except RecordFormatError:
