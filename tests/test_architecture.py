@@ -27,17 +27,28 @@ LAYERS = {
         "dvfs",
         "energy_model",
         "features",
+        "json_lines",
         "meters",
         "objective",
         "policy",
         "progress",
         "ranking",
+        "record_schema",
         "records",
         "simulation",
         "stock_files",
         "work_dir",
     },
-    "workflow": {"compare", "protocol", "replay", "self_test", "session", "stretch"},
+    "workflow": {
+        "compare",
+        "logs",
+        "policy_replay",
+        "protocol",
+        "replay",
+        "self_test",
+        "session",
+        "stretch",
+    },
     "adapters": {"ansor", "meta_schedule"},
     "edges": {
         "",
@@ -59,12 +70,25 @@ DOORS = {
     "tvm": ("meta_schedule", "ansor"),
     "tvm_ffi": ("meta_schedule", "ansor"),
     "onnx": ("meta_schedule",),
+    "pandas": ("logs",),
+    "pyarrow": ("logs.table",),
     "pynvml": ("meters.nvml",),
     "xgboost": ("energy_model",),
     "zeus": ("meters.zeus",),
     "matplotlib": ("dvfs.plot",),
 }
-HEAVY = ("tvm", "tvm_ffi", "pynvml", "xgboost", "scipy", "onnx", "zeus", "matplotlib")
+HEAVY = (
+    "tvm",
+    "tvm_ffi",
+    "pynvml",
+    "xgboost",
+    "scipy",
+    "onnx",
+    "zeus",
+    "matplotlib",
+    "pandas",
+    "pyarrow",
+)
 
 
 @dataclass(frozen=True)

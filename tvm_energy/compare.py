@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from tvm_energy.errors import ConfigurationError, WorkDirError
+from tvm_energy.logs.load import record_file
 from tvm_energy.ranking import TIE_SIGMA
 from tvm_energy.records import CandidateRecord, FinalRecord, Record, read_records
-from tvm_energy.replay import KernelSummary, RunSummary, TaskSummary, record_file, summarize
+from tvm_energy.replay import KernelSummary, RunSummary, TaskSummary, summarize
 
 BETTER, WORSE, SAME, UNKNOWN = "less", "more", "no difference", "not known"
 

@@ -51,11 +51,13 @@ class Gate:
         best_cost: least cost of a measured kernel of the task; infinite while there is none.
         candidates: size of the batch that the gate was put to.
         done: True for those that were measured (or failed to be) in this round, shape (n,).
+        keys: hashes of their schedule traces; no policy decides by them.
     """
 
     latency_s: Floats
     energy_j: Floats | None = None
     energy_stderr_j: Floats | None = None
+    keys: tuple[str, ...] = ()
     cost: Floats | None = None
     cost_stderr: Floats | None = None
     best_cost: float = math.inf

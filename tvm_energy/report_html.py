@@ -13,11 +13,12 @@ from xml.etree import ElementTree as ET
 
 from tvm_energy import report_charts as charts
 from tvm_energy.errors import ConfigurationError
+from tvm_energy.logs.load import comparable
 from tvm_energy.measurement import EnergyMeasurement
 from tvm_energy.objective import parse_objective
 from tvm_energy.ranking import TIE_SIGMA, Kernel, choose, kernels_by_workload
 from tvm_energy.records import CandidateRecord, FinalRecord, Record, RoundRecord
-from tvm_energy.replay import KernelSummary, RunSummary, TaskSummary, comparable
+from tvm_energy.replay import KernelSummary, RunSummary, TaskSummary
 from tvm_energy.report import format_quantity, printable, shorten, simulated_banner
 from tvm_energy.report_facts import (
     MeterQuality,
@@ -86,7 +87,7 @@ class _Page:
         no_schedules: str | None,
     ) -> None:
         self.summary = summary
-        self.records, _ = comparable(records, summary.header.plan)
+        self.records, _ = comparable(records, summary.header)
         self.schedules = schedules
         self.no_schedules = no_schedules
         self.kernels = kernels_by_workload(self.records)

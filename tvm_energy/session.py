@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import logging
 import time
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -144,6 +145,7 @@ class Session:
         self.on_round = on_round
         self._log = log
         self._rng = rng if rng is not None else np.random.default_rng(0)
+        self._choice_seed = int(self._rng.integers(2**63))
         self._tasks: dict[str, _Task] = {}
 
     # -- tasks ---------------------------------------------------------------------------------
@@ -203,7 +205,9 @@ class Session:
         seconds: dict[str, float] = {}
 
         started = time.perf_counter()
-        measured, failed, feedback = self._measure(task, batch, gated, believed, measure)
+        chosen, measured, failed, feedback = self._measure(
+            workload, task, batch, gated, believed, measure
+        )
         seconds["measure"] = time.perf_counter() - started
         seconds["measure_device"] = sum(item.device_s for item in measured.values())
 
@@ -211,7 +215,7 @@ class Session:
         started = time.perf_counter()
         self.learn()
         seconds["learn"] = time.perf_counter() - started
-        return self._close_round(workload, task, batch, gated, measured, feedback, seconds)
+        return self._close_round(workload, task, batch, gated, chosen, feedback, seconds)
 
     def _new_candidates(
         self, task: _Task, candidates: Sequence[Candidate]
@@ -254,27 +258,31 @@ class Session:
 
     def _measure(
         self,
+        workload: str,
         task: _Task,
         batch: Sequence[tuple[int, Candidate]],
         gated: Sequence[int],
         believed: Mapping[str, tuple[float, float]],
         measure: Measure,
-    ) -> tuple[dict[str, EnergyMeasurement], dict[str, str], Feedback]:
+    ) -> tuple[list[str], dict[str, EnergyMeasurement], dict[str, str], Feedback]:
         """Let the policy choose among the gated, measure, and tell the policy what came out."""
         state = task.policy_state if task.policy_state is not None else self.policy.start()
         if not self.objective.needs_energy or not gated:
             task.policy_state = state
-            return {}, {}, Feedback()
+            return [], {}, {}, Feedback()
         keys = [batch[position][1].key for position in gated]
         latency_s = np.array([batch[position][1].latency_s for position in gated], dtype=float)
+        rng = self._choice_rng(workload, task)
+        asked: list[str] = []
         measured: dict[str, EnergyMeasurement] = {}
         failed: dict[str, str] = {}
         while True:
             gate = self._gate_now(task, keys, latency_s, believed, measured, failed)
             gate = replace(gate, candidates=len(batch))
             tried = measured.keys() | failed.keys()
-            choice = dict.fromkeys(self.policy.choose(state, gate, self._rng))
+            choice = dict.fromkeys(self.policy.choose(state, gate, rng))
             chosen = [index for index in choice if keys[index] not in tried]
+            asked += [keys[index] for index in chosen]
             orders = [
                 Order(
                     index=batch[gated[index]][0],
@@ -301,7 +309,11 @@ class Session:
             ),
         )
         task.policy_state = self.policy.update(state, feedback)
-        return measured, failed, feedback
+        return asked, measured, failed, feedback
+
+    def _choice_rng(self, workload: str, task: _Task) -> np.random.Generator:
+        """The policy's source of randomness for one round, so that a replay chooses the same."""
+        return np.random.default_rng([self._choice_seed, zlib.crc32(workload.encode()), task.round])
 
     def _gate_now(
         self,
@@ -317,7 +329,7 @@ class Session:
         done = np.array([key in measured or key in failed for key in keys])
         best_cost = self._least_measured_cost(task, keys, latency_s, measured)
         if any(belief is None for belief in beliefs):
-            return Gate(latency_s=latency_s, best_cost=best_cost, done=done)
+            return Gate(keys=tuple(keys), latency_s=latency_s, best_cost=best_cost, done=done)
         energy_j, stderr_j = np.array(beliefs, dtype=np.float64).reshape(-1, 2).T
         known = [measured.get(key) for key in keys]
         now_j = np.array([m.energy_j if m else e for m, e in zip(known, energy_j, strict=True)])
@@ -326,6 +338,7 @@ class Session:
         with np.errstate(invalid="ignore"):  # infinite less infinite: too slow to win either way
             raised = self.objective.cost(latency_s, now_j + error_j, task.best_latency_s) - cost
         return Gate(
+            keys=tuple(keys),
             latency_s=latency_s,
             energy_j=energy_j,
             energy_stderr_j=stderr_j,
@@ -416,7 +429,7 @@ class Session:
         task: _Task,
         batch: Sequence[tuple[int, Candidate]],
         gated: Sequence[int],
-        measured: Mapping[str, EnergyMeasurement],
+        chosen: Sequence[str],
         feedback: Feedback,
         seconds: dict[str, float],
     ) -> RoundRecord:
@@ -427,8 +440,9 @@ class Session:
             round=task.round,
             candidates=len(batch),
             gated=len(gated),
-            measured=len(measured),
+            measured=feedback.measured,
             policy_state=state_to_json(task.policy_state),
+            chosen=tuple(chosen),
             snr_db=feedback.snr_db,
             best_latency_s=best_latency_s,
             best_cost=self.best_cost(workload),

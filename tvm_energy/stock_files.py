@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tvm_energy.errors import RecordFormatError, WorkDirError
-from tvm_energy.records import parse_line
+from tvm_energy.json_lines import parse_line
 from tvm_energy.work_dir import TUNING_RECORD_FILE, WORKLOAD_FILE
 
 

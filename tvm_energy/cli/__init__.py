@@ -17,6 +17,7 @@ from tvm_energy.cli import (
     doctor,
     dvfs,
     export,
+    log,
     measure,
     replay,
     report,
@@ -40,6 +41,7 @@ for module in (tune, measure, report, replay, compare, export, compile, workload
     app.command(module.NAME)(module.command)
 app.add_typer(clocks.app, name=clocks.NAME)
 app.add_typer(dvfs.app, name=dvfs.NAME)
+app.add_typer(log.app, name=log.NAME)
 
 
 def main() -> None:

@@ -70,8 +70,9 @@ def write_html(work_dir: Path, objective: str | None, path: Path) -> None:
         raise ConfigurationError(
             f"{path} is a folder; give the name of a file, such as report.html"
         )
+    from tvm_energy.logs.load import record_file
     from tvm_energy.records import read_records
-    from tvm_energy.replay import record_file, summarize
+    from tvm_energy.replay import summarize
     from tvm_energy.report_html import render_html
 
     # One reading for both, so that a run that goes on meanwhile cannot make them differ.
@@ -102,9 +103,11 @@ def _schedules(work_dir: Path, keys: dict[str, str]) -> tuple[dict[str, str], st
 
 def show(work_dir: Path, objective: str | None, as_json: bool) -> None:
     """Print the report of a work directory under an objective (None: that of its last run)."""
+    from tvm_energy.cli.terminal import working
     from tvm_energy.replay import summarize
 
-    summary = summarize(work_dir, objective)
+    with working(f"reading {work_dir}"):
+        summary = summarize(work_dir, objective)
     if as_json:
         from tvm_energy.report import to_json
 

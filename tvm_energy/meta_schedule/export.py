@@ -29,10 +29,12 @@ from pathlib import Path
 from typing import Any
 
 from tvm_energy.errors import ConfigurationError, RecordFormatError, WorkDirError
+from tvm_energy.json_lines import parse_line
+from tvm_energy.logs.load import record_file
 from tvm_energy.measurement import EnergyMeasurement
 from tvm_energy.meta_schedule.traces import trace_key
-from tvm_energy.records import CandidateRecord, FinalRecord, Header, from_json, now, parse_line
-from tvm_energy.replay import RunSummary, TaskSummary, record_file, summarize
+from tvm_energy.records import CandidateRecord, FinalRecord, Header, from_json, now
+from tvm_energy.replay import RunSummary, TaskSummary, summarize
 from tvm_energy.stock_files import StockRecord, read_stock_records, read_workload_lines
 from tvm_energy.version import __version__
 from tvm_energy.work_dir import TUNING_RECORD_FILE, WORKLOAD_FILE

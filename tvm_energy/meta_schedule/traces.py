@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tvm_ffi import structural_hash
 
-#: Layout rewriting (common on CPUs) marks blocks with True, which TVM's file turns into 1.
-_REWRITE_MARK = "meta_schedule.layout_rewrite_preproc"
+from tvm_energy.records import kernel_key
 
 
 def workload_hash(mod: Any) -> str:
@@ -24,12 +21,7 @@ def trace_key(trace: Any) -> str:
     A candidate, the database record that it becomes, and that record read back from the file all
     have the same key.
     """
-    plain = _plain(trace.as_json())
-    for name, inputs, attributes, _ in plain[0]:
-        if name == "Annotate" and attributes == [_REWRITE_MARK]:
-            inputs[1] = bool(inputs[1])
-    text = json.dumps(plain, separators=(",", ":"), sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    return kernel_key(_plain(trace.as_json()))
 
 
 def _plain(value: Any) -> Any:

@@ -26,6 +26,7 @@ from tvm.s_tir import meta_schedule as ms
 from tvm_energy import records as rec
 from tvm_energy.energy_model.xgb import XgbKernelModel
 from tvm_energy.errors import ConfigurationError, MeterUnavailable, TvmEnergyError
+from tvm_energy.logs.load import comparable
 from tvm_energy.measurement import FINALIST_PLAN, EnergyMeasurement, MeasurementPlan
 from tvm_energy.meta_schedule.callback import EnergyCallback
 from tvm_energy.meta_schedule.cost_model import EnergyCostModel, FeatureReader
@@ -38,7 +39,6 @@ from tvm_energy.meta_schedule.traces import workload_hash
 from tvm_energy.objective import DEFAULT_OBJECTIVE, Objective, parse_objective
 from tvm_energy.policy import parse_policy
 from tvm_energy.progress import Progress, SilentProgress
-from tvm_energy.replay import comparable
 from tvm_energy.session import Session
 from tvm_energy.work_dir import load, locked_work_dir
 
@@ -225,20 +225,19 @@ class _Engine:
         chosen_policy = parse_policy(policy if parsed.needs_energy else "none")
         if seed is None:
             seed = int(np.random.default_rng().integers(1, 2**30))
-        earlier = _earlier(work_dir, str(device.identity["uuid"]), plan, progress)
-        log = rec.RecordLog(work_dir)
-        log.append(
-            rec.Header(
-                device=device.identity,
-                meter=device.meter,
-                objective=parsed.spec,
-                policy=chosen_policy.spec,
-                plan=plan.to_json(),
-                versions=versions(),
-                seed=seed,
-                created=rec.now(),
-            )
+        header = rec.Header(
+            device=device.identity,
+            meter=device.meter,
+            objective=parsed.spec,
+            policy=chosen_policy.spec,
+            plan=plan.to_json(),
+            versions=versions(),
+            seed=seed,
+            created=rec.now(),
         )
+        earlier = _earlier(work_dir, header, progress)
+        log = rec.RecordLog(work_dir)
+        log.append(header)
         log.flush()
         session = Session(
             objective=parsed,
@@ -479,11 +478,9 @@ class _Engine:
         )
 
 
-def _earlier(
-    work_dir: Path, device_uuid: str, plan: MeasurementPlan, progress: Progress
-) -> list[rec.Record]:
-    """What earlier runs left; energies measured under another plan are set aside, and that is said."""
-    kept, set_aside = comparable(load(work_dir, device_uuid), plan.to_json())
+def _earlier(work_dir: Path, header: rec.Header, progress: Progress) -> list[rec.Record]:
+    """What earlier runs left; what was measured in another way is set aside, and that is said."""
+    kept, set_aside = comparable(load(work_dir, str(header.device["uuid"])), header)
     if set_aside:
         progress.message(
             f"{set_aside} energies on record were measured in another way "
