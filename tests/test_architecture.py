@@ -24,6 +24,7 @@ LAYERS = {
     "ground": {"errors", "measurement", "spelling", "version"},
     "parts": {
         "clocks",
+        "dvfs",
         "energy_model",
         "features",
         "meters",
