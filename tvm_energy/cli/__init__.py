@@ -10,7 +10,7 @@ import sys
 
 import typer
 
-from tvm_energy.cli import doctor, replay, report, tune, version, workloads
+from tvm_energy.cli import doctor, dvfs, replay, report, tune, version, workloads
 
 __all__ = ["app", "main"]
 
@@ -25,6 +25,7 @@ app = typer.Typer(
 )
 for module in (tune, report, replay, workloads, doctor, version):
     app.command(module.NAME)(module.command)
+app.add_typer(dvfs.app, name=dvfs.NAME)
 
 
 def main() -> None:
