@@ -46,11 +46,12 @@ HEIGHT = {name: height for height, names in enumerate(LAYERS.values()) for name 
 DOORS = {
     "tvm": ("meta_schedule", "ansor"),
     "tvm_ffi": ("meta_schedule", "ansor"),
+    "matplotlib": ("cli.dvfs_plan",),
     "onnx": ("meta_schedule",),
     "pynvml": ("meters.nvml",),
     "xgboost": ("energy_model",),
 }
-HEAVY = ("tvm", "tvm_ffi", "pynvml", "xgboost", "scipy", "onnx")
+HEAVY = ("tvm", "tvm_ffi", "pynvml", "xgboost", "scipy", "onnx", "matplotlib")
 
 
 @dataclass(frozen=True)

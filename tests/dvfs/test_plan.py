@@ -40,7 +40,9 @@ def smooth_table(blocks: int, clocks: int) -> ClockTable:
     a, c = rng.uniform(0.1, 2, (2, blocks, 1))
     latency = 1e-3 * (a * 1500 / mhz + c)
     voltage = 1 + np.maximum(0, mhz - 900) / 2000
-    return clock_table(mhz, latency, power_w=20 + rng.uniform(50, 150, (blocks, 1)) * mhz / 1500 * voltage**2)
+    return clock_table(
+        mhz, latency, power_w=20 + rng.uniform(50, 150, (blocks, 1)) * mhz / 1500 * voltage**2
+    )
 
 
 def every_choice(
@@ -58,8 +60,10 @@ def every_choice(
         switches = sum(a != b for a, b in itertools.pairwise(choice))
         found.append(
             (
-                sum(table.latency_s[b, c] for b, c in enumerate(choice)) + switches * switching.seconds,
-                sum(table.energy_j[b, c] for b, c in enumerate(choice)) + switches * switching.joules,
+                sum(table.latency_s[b, c] for b, c in enumerate(choice))
+                + switches * switching.seconds,
+                sum(table.energy_j[b, c] for b, c in enumerate(choice))
+                + switches * switching.joules,
             )
         )
     return found

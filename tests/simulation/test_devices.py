@@ -27,7 +27,9 @@ def test_names() -> None:
 
 
 def test_an_unknown_device_lists_the_known_ones() -> None:
-    with pytest.raises(ConfigurationError, match=r"a100, rtx4090, h200, orin-nano, xavier-nx.*did you mean 'h200'"):
+    with pytest.raises(
+        ConfigurationError, match=r"a100, rtx4090, h200, orin-nano, xavier-nx.*did you mean 'h200'"
+    ):
         find_device("h20")
 
 

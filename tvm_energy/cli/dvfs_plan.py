@@ -269,19 +269,15 @@ def _simulated_network(source: str, device: str, server: str | None, most: int) 
     say(f"Reading {source}, dividing it into blocks, and simulating them ...")
     with stdout_for_results():
         import numpy as np
-        import tvm
 
         from tvm_energy.dvfs.block_file import BlockFile
         from tvm_energy.dvfs.clock_table import clock_table
-        from tvm_energy.meta_schedule.blocks import blocks_of, describe_blocks, time_blocks
+        from tvm_energy.meta_schedule.blocks import simulated_network, time_blocks
         from tvm_energy.meta_schedule.networks import load_onnx, onnx_model_zoo_path
 
         named = source.startswith("onnx:")
         network = load_onnx(onnx_model_zoo_path(source[5:]) if named else source)
-        target = tvm.target.Target(spec.target)
-        blocks, module = blocks_of(network, target, most)
-        works = describe_blocks(blocks, module, target)
-        times = time_blocks(works, spec)
+        blocks, works, times = simulated_network(network, spec, most)
         far_s = time_blocks(works, far).latency_s[:, -1] if far else None
     table = clock_table(
         times.clocks_mhz,
@@ -324,6 +320,7 @@ def _show(value: float, unit: str) -> str:
 
 
 def _print_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    from rich.markup import escape
     from rich.table import Table
 
     from tvm_energy.cli.terminal import stdout_console
@@ -332,8 +329,8 @@ def _print_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[st
     for place, heading in enumerate(headings):
         table.add_column(heading, justify="right" if place else "left")
     for row in rows:
-        table.add_row(*row)
-    stdout_console().print(table, markup=False)
+        table.add_row(*(escape(cell) for cell in row))
+    stdout_console().print(table)
 
 
 def _print_plan(
@@ -393,9 +390,7 @@ def _print_splits(names: Sequence[str], splits: Sequence[Split], note: str) -> N
     )
 
 
-def _plot_front(
-    path: Path, points: Sequence[ClockPlan], chosen: ClockPlan, note: str
-) -> None:
+def _plot_front(path: Path, points: Sequence[ClockPlan], chosen: ClockPlan, note: str) -> None:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:

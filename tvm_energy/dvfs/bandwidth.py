@@ -37,7 +37,6 @@ from tvm_energy.dvfs.partition import (
     Options,
     PartitionTask,
     Split,
-    check_sequence,
     options,
     split_of,
 )
@@ -86,7 +85,8 @@ def share_bandwidth(tasks: Sequence[PartitionTask], bandwidth_hz: float) -> Shar
         DeadlineImpossible: the deadlines cannot all be met; it names by which factor they would have to
             be stretched.
     """
-    check_sequence(tasks)
+    if not tasks:
+        raise ConfigurationError("there is no device; give at least one")
     if not (math.isfinite(bandwidth_hz) and bandwidth_hz >= 0):
         raise ConfigurationError(f"the bandwidth must be 0 Hz or more, got {bandwidth_hz}")
     problem = _problem(tasks)
@@ -104,7 +104,12 @@ def share_bandwidth(tasks: Sequence[PartitionTask], bandwidth_hz: float) -> Shar
         power = _power(task.channel, float(choices.bits[index]), budget, float(share))
         splits.append(
             split_of(
-                task, choices, int(index), power_w=power, sending_s=budget, bandwidth_hz=float(share)
+                task,
+                choices,
+                int(index),
+                power_w=power,
+                sending_s=budget,
+                bandwidth_hz=float(share),
             )
         )
     total = float(energy.sum())
@@ -152,7 +157,7 @@ class _Problem:
 
     def energy(self, index: Integers | slice, shares: Floats) -> Floats:
         """Device energy of options with these bandwidths."""
-        energy = self.base_j[index].copy()
+        energy: Floats = self.base_j[index].copy()
         bits, budget = self.bits[index], self.budget_s[index]
         sends = bits > 0
         b, t = shares[sends], budget[sends]
@@ -234,7 +239,7 @@ def _problem(tasks: Sequence[PartitionTask]) -> _Problem:
 def _least_bandwidth(
     bits: Floats, budget_s: Floats, strength_hz: Floats, deadline_s: Floats
 ) -> Floats:
-    """b with b log2(1 + s / b) = d / t; 0 where nothing is sent, infinite where impossible.
+    """B with b log2(1 + s / b) = d / t; 0 where nothing is sent, infinite where impossible.
 
     With z = s / b: ln(1 + z) = k z, k = d ln 2 / (s t), so z = -W_{-1}(-k e^-k) / k - 1; solvable for
     k < 1.
@@ -262,7 +267,8 @@ def _useful(choices: Options, least: Floats) -> Integers:
         local = choices.bits[index] == 0
         # Where nothing is sent, time that is left is worth nothing.
         beaten = (choices.bits[before] <= choices.bits[index]) & (
-            local & (choices.bits[before] == 0) | (choices.budget_s[before] >= choices.budget_s[index])
+            local & (choices.bits[before] == 0)
+            | (choices.budget_s[before] >= choices.budget_s[index])
         )
         if not beaten.any():
             kept.append(int(index))

@@ -54,7 +54,7 @@ class RadioChannel:
 
     @property
     def strength_hz(self) -> float:
-        """h p_max / N0: the bandwidth at which the signal is as strong as the noise."""
+        """H p_max / N0: the bandwidth at which the signal is as strong as the noise."""
         return self.gain * self.max_power_w / self.noise_w_per_hz
 
     def rate_bps(self, power_w: float) -> float:
@@ -83,7 +83,9 @@ class RadioChannel:
             )
         # The fastest transmission comes back from its own duration with a rounding error.
         possible = (seconds > 0) & (power <= self.max_power_w * (1 + 1e-9))
-        return np.where(bits > 0, np.where(possible, np.minimum(power, self.max_power_w), np.inf), 0)
+        return np.where(
+            bits > 0, np.where(possible, np.minimum(power, self.max_power_w), np.inf), 0
+        )
 
     def sending_s(self, bits: Floats, seconds: Floats) -> Floats:
         """How long the radio sends when it may take ``seconds``: all of it, if there is anything."""

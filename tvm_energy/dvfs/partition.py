@@ -1,7 +1,6 @@
-"""Cooperative inference: which blocks a device runs itself, at which clock, and with how much power it
-sends the rest to a server (after arXiv:2502.06295).
+"""Cooperative inference: split point, device clock and transmit power (after arXiv:2502.06295).
 
-Blocks 1..m run on the device at clock f, the tensor between block m and m+1 (d_m bits) is sent, the
+A device runs the first blocks of a network itself and sends what they computed to a server. Blocks 1..m run on the device at clock f, the tensor between block m and m+1 (d_m bits) is sent, the
 server runs the others and answers. For a deadline D,
 
     t = sum_{i<=m} t_i(f) + d_m / R + t_server(m) + t_answer  <=  D
@@ -19,7 +18,6 @@ Several devices with a common bandwidth B: see `share_bandwidth`.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,7 +27,7 @@ from tvm_energy.dvfs.channel import Channel
 from tvm_energy.dvfs.clock_table import ClockTable
 from tvm_energy.errors import ConfigurationError, DeadlineImpossible
 
-__all__ = ["Options", "PartitionTask", "Split", "options", "partition"]
+__all__ = ["Options", "PartitionTask", "Split", "options", "partition", "split_of"]
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.intp]
@@ -236,9 +234,3 @@ def _impossible(task: PartitionTask, choices: Options) -> DeadlineImpossible:
         f"the nearest possible is {nearest:.6g} s{link}",
         nearest,
     )
-
-
-def check_sequence(tasks: Sequence[PartitionTask]) -> None:
-    """Refuse an empty list of devices."""
-    if not tasks:
-        raise ConfigurationError("there is no device; give at least one")

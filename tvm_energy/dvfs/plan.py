@@ -6,6 +6,7 @@ block with a cost of switching. No model is assumed: the table may hold measurem
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 
@@ -183,12 +184,14 @@ def _within(trellis: Trellis, deadline_s: float, tolerance: float) -> tuple[Path
 
 
 def _plan(table: ClockTable, path: Path, gap: float = 0.0) -> ClockPlan:
-    choice = path.choice if len(path.choice) == len(table.blocks) else path.choice * len(table.blocks)
+    choice = (
+        path.choice if len(path.choice) == len(table.blocks) else path.choice * len(table.blocks)
+    )
     return ClockPlan(
         clocks_mhz=tuple(float(table.clocks_mhz[index]) for index in choice),
         latency_s=path.latency_s,
         energy_j=path.energy_j,
-        switches=sum(a != b for a, b in zip(choice, choice[1:], strict=False)),
+        switches=sum(a != b for a, b in itertools.pairwise(choice)),
         gap=gap,
     )
 

@@ -27,7 +27,15 @@ from tvm_energy.simulation.kernel import KernelWork
 if TYPE_CHECKING:
     from tvm.target import Target
 
-__all__ = ["Block", "BlockTimes", "blocks_of", "describe_blocks", "divide", "time_blocks"]
+__all__ = [
+    "Block",
+    "BlockTimes",
+    "blocks_of",
+    "describe_blocks",
+    "divide",
+    "simulated_network",
+    "time_blocks",
+]
 
 #: Operations that take as long as one byte of memory traffic (rounded; A100: 12.5).
 _OPERATIONS_PER_BYTE = 10.0
@@ -109,7 +117,7 @@ def blocks_of(network: Network, target: Target, most: int = 16) -> tuple[list[Bl
     ends = divide(sizes, [at for at, _ in cuts], most)
     crossing = {0: sum(inputs.values()), **dict(cuts)}
     crossing[len(steps)] = sum(steps[_index(steps, value)].output_bytes for value in outputs)
-    blocks = []
+    blocks: list[Block] = []
     start = 0
     for end in ends:
         kernels = tuple(step.kernel for step in steps[start:end] if step.kernel)
@@ -139,7 +147,7 @@ def divide(sizes: Sequence[float], cuts: Sequence[int], most: int) -> list[int]:
     ends, start = [], 0
     for cut in cuts:
         done, rest = float(sum(sizes[start:cut])), float(sum(sizes[cut:]))
-        if 0 < done and done >= share and 0 < rest and rest >= share:
+        if done > 0 and done >= share and rest > 0 and rest >= share:
             ends.append(cut)
             start = cut
     return [*ends, len(sizes)]
@@ -163,9 +171,23 @@ def describe_blocks(blocks: Sequence[Block], module: Any, target: Target) -> lis
         for name in {kernel for block in blocks for kernel in block.kernels}
     }
     return [
-        KernelWork(launches=tuple(launch for name in block.kernels for launch in works[name].launches))
+        KernelWork(
+            launches=tuple(launch for name in block.kernels for launch in works[name].launches)
+        )
         for block in blocks
     ]
+
+
+def simulated_network(
+    network: Network, spec: DeviceSpec, most: int = 16
+) -> tuple[list[Block], list[KernelWork], BlockTimes]:
+    """Divide a network for a simulated device, describe the blocks, and simulate them there."""
+    from tvm.target import Target
+
+    target = Target(spec.target)
+    blocks, module = blocks_of(network, target, most)
+    works = describe_blocks(blocks, module, target)
+    return blocks, works, time_blocks(works, spec)
 
 
 def time_blocks(works: Sequence[KernelWork], spec: DeviceSpec, seed: int = 0) -> BlockTimes:

@@ -432,7 +432,9 @@ XAVIER_NX = DeviceSpec(
 )
 
 #: Every simulated device by name.
-DEVICES = MappingProxyType({spec.name: spec for spec in (A100, RTX4090, H200, ORIN_NANO, XAVIER_NX)})
+DEVICES = MappingProxyType(
+    {spec.name: spec for spec in (A100, RTX4090, H200, ORIN_NANO, XAVIER_NX)}
+)
 
 
 def find_device(name: str) -> DeviceSpec:
