@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 pytest.importorskip("onnx")
@@ -33,7 +35,7 @@ def test_alexnet_is_a_chain_with_the_tensors_of_its_graph(alexnet) -> None:
     assert 3 <= len(blocks) <= 8
     assert blocks[0].input_bytes == 4 * 3 * 224 * 224
     assert blocks[-1].output_bytes == 4 * 1000
-    for before, after in zip(blocks, blocks[1:], strict=False):
+    for before, after in itertools.pairwise(blocks):
         assert before.output_bytes == after.input_bytes
     assert len({block.name for block in blocks}) == len(blocks)
     # 0.65 G multiply-adds with grouped convolutions (Krizhevsky et al., 2012: 0.7 G).
