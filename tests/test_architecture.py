@@ -75,7 +75,7 @@ DOORS = {
     "pynvml": ("meters.nvml",),
     "xgboost": ("energy_model",),
     "zeus": ("meters.zeus",),
-    "matplotlib": ("dvfs.plot",),
+    "matplotlib": ("dvfs.plot", "cli.dvfs_plan"),
 }
 HEAVY = (
     "tvm",

@@ -102,7 +102,7 @@ def play(session: Session, workload: str, name: str, rng: np.random.Generator) -
     ]
 
     def measure(chosen: Sequence[int]) -> Iterator[EnergyMeasurement | str]:
-        for i in chosen:
+        for i in (order.index for order in orders):
             latency_s, power_w = map(float, features[i])
             yield "energy: crashed" if i == 7 else measurement(latency_s * power_w, latency_s)
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tvm_energy.cli import dvfs_plan
 from tvm_energy.cli.guard import (
     Debug,
     Json,
@@ -34,6 +35,8 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
 )
+app.command("plan")(dvfs_plan.plan)
+app.command("partition")(dvfs_plan.partition)
 
 By = Annotated[
     list[str] | None,

@@ -39,6 +39,7 @@ __all__ = [
     "Network",
     "ONNX_MODEL_ZOO",
     "Task",
+    "apply_default_schedule",
     "compile_network",
     "extract_tasks",
     "import_onnx",
@@ -536,7 +537,7 @@ def compile_network(
             Kernel(name, scheduled, *workloads[name])
             for name, scheduled in sorted(_scheduled(tuned).items())
         )
-        ready = _apply_default_schedule(tuned, target)
+        ready = apply_default_schedule(tuned, target)
         finish = transform.Sequential(_finishing_passes(target))
         executable = relax.build(ready, target=target, relax_pipeline=finish)
     return CompiledNetwork(network=network, target=target, executable=executable, kernels=kernels)
@@ -566,7 +567,12 @@ def _apply_database(module: IRModule, database: Database | None) -> IRModule:
         return relax.transform.MetaScheduleApplyDatabase()(module)
 
 
-def _apply_default_schedule(module: IRModule, target: Target) -> IRModule:
+def apply_default_schedule(module: IRModule, target: Target) -> IRModule:
+    """Give every kernel TVM's default GPU schedule (``dlight``); on a CPU nothing is done.
+
+    Raises:
+        TvmEnergyError: a kernel got none.
+    """
     from tvm.relax.backend.utils import BackendDispatcher
     from tvm.s_tir import dlight
 
