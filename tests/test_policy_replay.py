@@ -23,7 +23,7 @@ from tvm_energy.records import (
     RoundRecord,
     read_records,
 )
-from tvm_energy.session import Candidate, Session
+from tvm_energy.session import Candidate, Order, Session
 
 SPEC = "energy:slack=0.25"
 
@@ -101,7 +101,7 @@ def play(session: Session, workload: str, name: str, rng: np.random.Generator) -
         for i, row in enumerate(features)
     ]
 
-    def measure(chosen: Sequence[int]) -> Iterator[EnergyMeasurement | str]:
+    def measure(orders: Sequence[Order]) -> Iterator[EnergyMeasurement | str]:
         for i in (order.index for order in orders):
             latency_s, power_w = map(float, features[i])
             yield "energy: crashed" if i == 7 else measurement(latency_s * power_w, latency_s)
@@ -109,7 +109,7 @@ def play(session: Session, workload: str, name: str, rng: np.random.Generator) -
     session.run_round(workload, batch, measure)
 
 
-@pytest.mark.parametrize("policy", ["snr", "all", "fixed:0.3", "none"])
+@pytest.mark.parametrize("policy", ["snr", "gain", "all", "fixed:0.3", "none"])
 def test_a_replay_decides_as_the_run_did(tmp_path: Path, policy: str) -> None:
     replay = replay_policy(run(tmp_path, policy))
     assert replay.recorded
