@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from tvm_energy.ansor.logs import apply_best, export_log
     from tvm_energy.ansor.measuring import measuring_on
     from tvm_energy.ansor.tuning import tune
+    from tvm_energy.ansor.workloads import workload_task
 
 __all__ = [
     "EnergyCostModel",
@@ -27,6 +28,7 @@ __all__ = [
     "open_device",
     "search_task",
     "tune",
+    "workload_task",
 ]
 
 _MODULES = {
@@ -38,6 +40,7 @@ _MODULES = {
     "open_device": "device",
     "search_task": "device",
     "tune": "tuning",
+    "workload_task": "workloads",
 }
 
 

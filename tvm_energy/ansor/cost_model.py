@@ -58,13 +58,17 @@ class EnergyCostModel(PythonBasedModel):
         return [float(value) for value in np.where(lowered, scores, -np.inf)]
 
     def predict_stages(self, task: Any, states: Any) -> np.ndarray:
-        """Scores of whole programs in the packed form of Ansor's interface, without parts for stages.
+        """Scores of programs and of their parts, in the packed form of Ansor's interface.
 
-        Ansor's search never asks for it. A pooled model has no score of a single stage: each program
-        is given as one that has none.
+        As in stock Ansor a part is a store statement; here its score is that of a program which has no
+        other. Ansor's search never asks for it.
         """
-        scores = self.predict(task, states)
-        return np.array([*scores, *(0.0 for _ in scores)], dtype="float32")
+        packed = self.predict(task, states)
+        for rows in get_per_store_features_from_states(states, task):
+            stores = np.asarray(rows)
+            parts = pool([stores[index : index + 1] for index in range(len(stores))])
+            packed += [float(len(stores)), *self.session.scores(self._workload(task), parts)]
+        return np.array(packed, dtype="float32")
 
     def load(self, file_name: str) -> None:
         """Load the energy model from a JSON file."""
