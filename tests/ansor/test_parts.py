@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from pathlib import Path
 
+import cloudpickle
 import numpy as np
 import pytest
 import tvm
@@ -25,6 +27,9 @@ from tvm_energy.measurement import MeasurementPlan
 from tvm_energy.objective import parse_objective
 from tvm_energy.policy import parse_policy
 from tvm_energy.session import Session
+
+# Workers cannot import this module.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 @pytest.fixture
@@ -163,15 +168,17 @@ def compile_evil(body: str, folder: Path, path: str) -> None:
 
 
 def test_scores_are_positive_and_programs_that_cannot_be_lowered_come_last(gpu_task) -> None:
-    policy = auto_scheduler.SketchPolicy(gpu_task, params=dict(SMALL_SEARCH), seed=3, verbose=0)
+    # Large enough that some samples exceed the shared memory of a block.
+    task = ansor.workload_task("matmul:m=512,n=512,k=512", device="sim:a100")
+    policy = auto_scheduler.SketchPolicy(task, params=dict(SMALL_SEARCH), seed=3, verbose=0)
     states = list(policy.sample_initial_population())[:64]
-    _, lowered = read_features(gpu_task, states)
+    _, lowered = read_features(task, states)
     assert 0 < lowered.sum() < len(states)
     model = ansor.EnergyCostModel(session())
-    scores = np.array(model.predict(gpu_task, states))
+    scores = np.array(model.predict(task, states))
     assert np.all(np.isneginf(scores) == ~lowered)
     assert np.all(scores[lowered] > 0)
-    assert model.predict(gpu_task, []) == []
+    assert model.predict(task, []) == []
 
 
 def test_stage_scores_have_the_packed_form_of_ansor(gpu_task) -> None:
