@@ -1,8 +1,8 @@
 """Our builder and runner in place of Ansor's local ones, for as long as a ``with`` block runs.
 
 Ansor's C++ looks ``auto_scheduler.local_builder.build`` and ``auto_scheduler.local_runner.run`` up by
-name for every batch. Stock, both start new processes for each batch, which import TVM again: about
-four seconds a candidate. Ours keep their workers.
+name for every batch. Stock, both start new processes for each batch, which import TVM again. Ours
+keep their workers.
 """
 
 from __future__ import annotations
