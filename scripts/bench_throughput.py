@@ -17,6 +17,9 @@ import time
 
 import psutil
 
+#: Seconds that stock's builder and runner may take for one candidate.
+STOCK_TIMEOUT_S = 300.0
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
@@ -111,7 +114,15 @@ def tune(kind: str, trials: int) -> None:
         if kind == "stock":
             from tvm.s_tir import meta_schedule as ms
 
-            database = ms.tune_tir(*arguments, num_trials_per_iter=16, seed=1)
+            # A stock worker imports TVM and parses all intrinsics before its first build, which takes
+            # longer than the default limit of 30 s on a slow machine: then nothing would be built.
+            database = ms.tune_tir(
+                *arguments,
+                num_trials_per_iter=16,
+                seed=1,
+                builder=ms.builder.LocalBuilder(timeout_sec=STOCK_TIMEOUT_S),
+                runner=ms.runner.LocalRunner(timeout_sec=STOCK_TIMEOUT_S),
+            )
         else:
             import tvm_energy
 
@@ -121,6 +132,8 @@ def tune(kind: str, trials: int) -> None:
         records = database.get_all_tuning_records()
         times = [float(record.run_secs[0]) for record in records]
         valid = [value for value in times if value < 1e9]
+        if not valid:
+            sys.exit(f"{kind}: none of {len(times)} candidates ran")
         print(f"{kind}: {len(valid)} of {len(times)} ran, best {min(valid) * 1e6:.0f} us")
 
 

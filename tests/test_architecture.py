@@ -24,20 +24,45 @@ LAYERS = {
     "ground": {"errors", "measurement", "spelling", "version"},
     "parts": {
         "clocks",
+        "dvfs",
         "energy_model",
         "features",
+        "json_lines",
         "meters",
         "objective",
         "policy",
         "progress",
         "ranking",
+        "record_schema",
         "records",
         "simulation",
+        "stock_files",
         "work_dir",
     },
-    "workflow": {"protocol", "replay", "session", "tuning_run"},
+    "workflow": {
+        "compare",
+        "logs",
+        "policy_replay",
+        "protocol",
+        "replay",
+        "self_test",
+        "session",
+        "stretch",
+        "tuning_run",
+    },
     "adapters": {"ansor", "kernels", "meta_schedule"},
-    "edges": {"", "__main__", "cli", "doctor", "report", "testing"},
+    "edges": {
+        "",
+        "__main__",
+        "cli",
+        "doctor",
+        "report",
+        "report_charts",
+        "report_facts",
+        "report_html",
+        "report_markdown",
+        "testing",
+    },
 }
 HEIGHT = {name: height for height, names in enumerate(LAYERS.values()) for name in names}
 
@@ -46,10 +71,25 @@ DOORS = {
     "tvm": ("meta_schedule", "ansor", "kernels"),
     "tvm_ffi": ("meta_schedule", "ansor", "kernels"),
     "onnx": ("meta_schedule",),
+    "pandas": ("logs",),
+    "pyarrow": ("logs.table",),
     "pynvml": ("meters.nvml",),
     "xgboost": ("energy_model",),
+    "zeus": ("meters.zeus",),
+    "matplotlib": ("dvfs.plot", "cli.dvfs_plan"),
 }
-HEAVY = ("tvm", "tvm_ffi", "pynvml", "xgboost", "scipy", "onnx")
+HEAVY = (
+    "tvm",
+    "tvm_ffi",
+    "pynvml",
+    "xgboost",
+    "scipy",
+    "onnx",
+    "zeus",
+    "matplotlib",
+    "pandas",
+    "pyarrow",
+)
 
 
 @dataclass(frozen=True)

@@ -75,13 +75,44 @@ def test_help_is_quick_and_loads_nothing_heavy() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     print(f"tvm-energy --help took {time.perf_counter() - start_s:.2f} s")
     assert done.stdout.splitlines()[-1] == "[]"
-    for name in ("tune", "report", "replay", "workloads", "doctor", "version"):
+    for name in (
+        "tune",
+        "measure",
+        "report",
+        "replay",
+        "compare",
+        "export",
+        "compile",
+        "workloads",
+        "doctor",
+        "version",
+        "clocks",
+        "dvfs",
+    ):
         assert re.search(rf"\b{name}\b", done.stdout)
 
 
-@pytest.mark.parametrize("name", ["tune", "report", "replay", "workloads", "doctor", "version"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "tune",
+        "measure",
+        "report",
+        "replay",
+        "compare",
+        "export",
+        "compile",
+        "workloads",
+        "doctor",
+        "version",
+        "clocks show",
+        "clocks restore",
+        "dvfs fit",
+        "dvfs sweep",
+    ],
+)
 def test_every_command_has_help_and_json(cli: Cli, name: str) -> None:
-    outcome = cli(name, "--help")
+    outcome = cli(*name.split(), "--help")
     assert outcome.code == 0
     assert "--json" in outcome.stdout
     assert "--debug" in outcome.stdout
@@ -225,6 +256,16 @@ def test_workloads_are_listed_with_an_example_that_parses(cli: Cli) -> None:
     listed = json.loads(cli("workloads", "--json").stdout)["workloads"]
     assert [item["name"] for item in listed] == list(WORKLOADS)
     assert all(item["parameters"] for item in listed)
+
+
+def test_doctor_compares_the_sensors_of_a_simulated_gpu(cli: Cli) -> None:
+    outcome = cli("doctor", "--self-test", "--device", "sim:h200", "--json")
+    assert outcome.code == 0
+    values = json.loads(outcome.stdout)
+    assert [item["field"] for item in values["self_tests"]] == ["counter"]
+    assert any("SIMULATED" in item["text"] for item in values["findings"])
+    assert cli("doctor", "--device", "sim:h200").code == 2
+    assert "not known" in cli("doctor", "--self-test", "--device", "sim:abc").stderr
 
 
 def test_doctor(cli: Cli) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from tvm_energy.doctor import (
     Finding,
+    check_clocks_left,
     check_compiler,
     check_gpus,
     check_packages,
@@ -24,6 +25,7 @@ from tvm_energy.doctor import (
 )
 from tvm_energy.errors import MeterUnavailable
 from tvm_energy.meters.nvml import GpuInfo
+from tvm_energy.meters.nvml_capabilities import Capability
 from tvm_energy.meters.rapl import open_rapl_meter
 
 PACKAGES = {"xgboost": "3.2.0", "nvidia-ml-py": "13.615.71", "onnx": "1.23.2"}
@@ -169,9 +171,29 @@ def test_a_gpu_that_cannot_be_measured_says_why() -> None:
     assert finding.remedy == "update the driver; or use --device sim:a100"
 
 
-def test_other_tenants_are_named() -> None:
-    _, finding = check_gpus(lambda: [gpu(processes=(11, 12))], has_cuda_compiler=True)
-    assert (finding.severity, "pid 11, 12" in finding.text) == ("warning", True)
+def test_what_a_probe_finds_is_listed_under_the_gpu() -> None:
+    item = Capability(name="processes", severity="warning", text="pid 11", remedy="end it")
+    _, finding = check_gpus(lambda: [gpu()], True, probe=lambda _: [item])
+    assert finding == Finding(
+        severity="warning", topic="gpu 0 processes", text="pid 11", remedy="end it"
+    )
+
+
+def test_clocks_left_locked_are_named(tmp_path: Path) -> None:
+    assert list(check_clocks_left(tmp_path)) == []
+    state = {
+        "device_uuid": "GPU-1",
+        "device_name": "X",
+        "pid": 12,
+        "clock_mhz": 900,
+        "memory_mhz": None,
+        "since": 1.0,
+    }
+    (tmp_path / "tvm_energy-clocks-GPU-1.json").write_text(json.dumps(state))
+    (finding,) = check_clocks_left(tmp_path)
+    assert finding.severity == "warning"
+    assert "locked at 900 MHz" in finding.text
+    assert finding.remedy == "tvm-energy clocks restore"
 
 
 def test_no_gpu_is_no_error() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -58,6 +59,20 @@ def test_the_meter_measures(page) -> None:
     assert result.meter == "pdu"
     assert result.energy_j == pytest.approx(0.2, rel=0.05)
     assert abs(result.energy_j - 0.2) <= 3 * result.stderr_j
+
+
+def test_the_meter_passes_the_contract(page, monkeypatch) -> None:
+    time = VirtualTime()
+    pdu = SimpleNamespace(joules=lambda: float(int(200 * (time.now() // 0.5) * 0.5)))
+    monkeypatch.setitem(page, "SystemTime", lambda: time)
+    monkeypatch.setitem(page, "my_pdu", pdu)
+    contract = page["TestPduMeter"]()
+    tests = [name for name in dir(contract) if name.startswith("test_")]
+    assert len(tests) == 10
+    for name in tests:
+        if name == "test_a_broken_sensor_raises":  # the page does not fill in break_sensor
+            continue
+        getattr(contract, name)()
 
 
 def test_objective_and_policy_steer_a_session(page) -> None:

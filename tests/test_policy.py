@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 from tvm_energy.errors import ConfigurationError
 from tvm_energy.policy import (
     Feedback,
+    Gain,
     Gate,
     PolicyState,
     Snr,
+    expected_improvement,
     parse_policy,
     state_from_json,
     state_to_json,
@@ -41,7 +43,7 @@ def feedback(error: float, count: int = 20, seed: int = 0) -> Feedback:
     )
 
 
-@pytest.mark.parametrize("spec", ["all", "none", "fixed:0.25", Snr().spec])
+@pytest.mark.parametrize("spec", ["all", "none", "fixed:0.25", Snr().spec, Gain().spec])
 def test_spec_is_read_back(spec: str) -> None:
     assert parse_policy(spec).spec == spec
     assert parse_policy(parse_policy(spec)).spec == spec
@@ -176,3 +178,53 @@ def test_k_stays_within_floor_and_one(errors: list[float], seed: int) -> None:
 @pytest.mark.parametrize("values", [{}, {"fraction": "x"}, {"fraction": 7}, {"rounds": -1}])
 def test_broken_states_start_anew(values: dict[str, object]) -> None:
     assert state_from_json(values) == PolicyState()
+
+
+def costs_of(cost: list[float], stderr: list[float], best: float, done: int = 0) -> Gate:
+    values = np.array(cost)
+    return Gate(
+        latency_s=np.ones(len(cost)),
+        energy_j=values,
+        energy_stderr_j=np.array(stderr),
+        cost=values,
+        cost_stderr=np.array(stderr),
+        best_cost=best,
+        candidates=64,
+        done=np.arange(len(cost)) < done,
+    )
+
+
+def test_expected_improvement_against_its_integral() -> None:
+    rng = np.random.default_rng(0)
+    draws = rng.normal(1.02, 0.05, 400_000)
+    expected = float(np.mean(np.maximum(1.0 - draws, 0)))
+    found = expected_improvement(np.array([1.02]), np.array([0.05]), 1.0)
+    assert found[0] == pytest.approx(expected, rel=0.01)
+
+
+def test_gain_prefers_what_may_win_and_stops_when_nothing_can() -> None:
+    rng = np.random.default_rng(0)
+    gain = parse_policy("gain")
+    # The second is as likely to be better as it is cheap to be sure of; the third may surprise most.
+    assert gain.choose(gain.start(), costs_of([2.0, 0.99, 1.0], [0.01, 0.01, 0.2], 1.0), rng) == [2]
+    assert gain.choose(gain.start(), costs_of([1.5, 1.2], [0.02, 0.02], 1.0), rng) == []
+    assert gain.choose(gain.start(), costs_of([np.inf, 0.9], [0.0, 0.1], 1.0), rng) == [1]
+    assert gain.choose(gain.start(), costs_of([np.inf, np.inf], [0.0, 0.0], 1.0), rng) == []
+    assert gain.choose(gain.start(), costs_of([0.9, 0.8], [0.1, 0.1], np.inf), rng) == [1]
+
+
+def test_gain_measures_no_more_than_its_share() -> None:
+    rng = np.random.default_rng(0)
+    gain = parse_policy("gain:share=0.1")
+    seven = [0.5] * 7
+    assert gain.choose(gain.start(), costs_of(seven, [0.1] * 7, 1.0, done=5), rng) == [5]
+    assert gain.choose(gain.start(), costs_of(seven, [0.1] * 7, 1.0, done=6), rng) == []
+
+
+def test_gain_begins_with_the_fastest_and_a_spread() -> None:
+    gate = Gate(latency_s=np.arange(100.0), candidates=100, done=np.zeros(100, dtype=bool))
+    first = parse_policy("gain:first=10")
+    chosen = first.choose(first.start(), gate, np.random.default_rng(0))
+    assert chosen[:5] == [0, 1, 2, 3, 4]
+    assert len(set(chosen)) == 10
+    assert max(chosen) == 99

@@ -14,19 +14,19 @@ from hypothesis import strategies as st
 from log_examples import candidate, final, header, measurement, round_record, two_tasks, write_log
 
 from tvm_energy.errors import RecordFormatError, WorkDirError
+from tvm_energy.json_lines import parse_line, repair_tail
 from tvm_energy.measurement import EnergyMeasurement
 from tvm_energy.meters.base import MeterInfo
 from tvm_energy.records import (
     FILE_NAME,
+    SCHEMA_VERSION,
     CandidateRecord,
     Header,
     RecordLog,
     RoundRecord,
     TaskRecord,
     from_json,
-    parse_line,
     read_records,
-    repair_tail,
     to_json,
 )
 from tvm_energy.replay import KernelSummary, TaskSummary, Totals, summarize
@@ -192,9 +192,15 @@ def test_an_unknown_kind_lists_the_known_ones(kind: Any) -> None:
         from_json({"kind": kind})
 
 
-@pytest.mark.parametrize("schema", [0, 2, "1", None, True])
-def test_another_schema_is_refused(schema: Any) -> None:
-    with pytest.raises(RecordFormatError, match="schema"):
+@pytest.mark.parametrize("schema", [0, -1, "1", None, True, 1.0, [1]])
+def test_what_is_no_version_is_refused(schema: Any) -> None:
+    with pytest.raises(RecordFormatError, match="schema must be a version number"):
+        from_json(to_json(header()) | {"schema": schema})
+
+
+@pytest.mark.parametrize("schema", [SCHEMA_VERSION + 1, 10**30])
+def test_a_newer_version_is_refused_with_the_remedy(schema: int) -> None:
+    with pytest.raises(RecordFormatError, match=r"newer than this tvm-energy.*update tvm-energy"):
         from_json(to_json(header()) | {"schema": schema})
 
 

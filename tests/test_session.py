@@ -10,7 +10,7 @@ from scipy.stats import spearmanr
 from tvm_energy.energy_model.xgb import XgbKernelModel
 from tvm_energy.measurement import EnergyMeasurement
 from tvm_energy.objective import parse_objective
-from tvm_energy.policy import parse_policy
+from tvm_energy.policy import Fixed, Gate, PolicyState, parse_policy
 from tvm_energy.records import (
     FILE_NAME,
     CandidateRecord,
@@ -20,7 +20,7 @@ from tvm_energy.records import (
     RoundRecord,
     read_records,
 )
-from tvm_energy.session import Candidate, Session
+from tvm_energy.session import Candidate, Order, Session
 
 TASK = "1234"
 
@@ -37,6 +37,7 @@ class Kernels:
         self.features: dict[str, np.ndarray] = {}
         self.measured: list[str] = []
         self.broken: set[str] = set()
+        self.orders: list[Order] = []
 
     def latency_s(self, key: str) -> float:
         x = self.features[key]
@@ -81,9 +82,10 @@ class Kernels:
         )
 
     def measurer(self, batch: Sequence[Candidate]):
-        def measure(chosen: Sequence[int]) -> Iterator[EnergyMeasurement | str]:
-            for index in chosen:
-                key = batch[index].key
+        def measure(orders: Sequence[Order]) -> Iterator[EnergyMeasurement | str]:
+            for order in orders:
+                key = batch[order.index].key
+                self.orders.append(order)
                 self.measured.append(key)
                 yield "the kernel crashed" if key in self.broken else self.measurement(key)
 
@@ -307,3 +309,58 @@ def header() -> Header:
         seed=1,
         created=0.0,
     )
+
+
+def test_gain_measures_few_and_finds_as_good_a_kernel() -> None:
+    energy_j, measured = {}, {}
+    for policy in ("all", "gain"):
+        session, device = make_session(policy=policy), Kernels()
+        play(session, device, 8, size=64)
+        choice = session.choice(TASK)
+        assert choice is not None
+        energy_j[policy], measured[policy] = device.energy_j(choice.best.key), len(device.measured)
+    assert energy_j["gain"] <= 1.02 * energy_j["all"]
+    assert measured["gain"] <= 0.1 * 8 * 64 + 10
+    assert measured["gain"] < 0.5 * measured["all"]
+
+
+def test_a_race_is_against_the_best_measured_kernel() -> None:
+    session, device = make_session(policy="gain"), Kernels()
+    play(session, device, 3, size=64)
+    assert device.orders[0].rival_j is None
+    best_j = np.inf
+    rivals = []
+    for key, order in zip(device.measured, device.orders, strict=True):
+        assert order.races
+        if order.rival_j is not None:
+            rivals.append((order.rival_j, best_j))
+        best_j = min(best_j, device.energy_j(key))
+    assert rivals
+    # The limit on latency moves with the fastest kernel, so the best may have fallen out since.
+    assert all(rival >= best for rival, best in rivals)
+
+
+@pytest.mark.parametrize("spec", ["energy", "edp", "ed2p", "weighted:eta=0.5,max_power_w=400"])
+def test_a_rival_costs_as_much_as_the_best(spec: str) -> None:
+    session = make_session(objective=spec)
+    task = session._task(TASK)
+    task.best_latency_s = 1e-3
+    objective = session.objective
+    best = float(objective.cost(np.array([1e-3]), np.array([0.2]), 1e-3)[0])
+    rival_j = session._rival_j(task, 1.02e-3, best)
+    assert rival_j is not None
+    assert float(objective.cost(np.array([1.02e-3]), np.array([rival_j]), 1e-3)[0]) == (
+        pytest.approx(best)
+    )
+
+
+def test_a_policy_that_repeats_itself_measures_nothing_twice() -> None:
+    session, device = make_session(), Kernels()
+
+    class Stubborn(Fixed):
+        def choose(self, state: PolicyState, gate: Gate, rng: np.random.Generator) -> list[int]:
+            return [0, 0, 1]
+
+    session.policy = Stubborn(1.0)
+    play(session, device, 1)
+    assert len(device.measured) == 2

@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any
 from tvm_energy.version import __version__
 
 if TYPE_CHECKING:
+    from tvm_energy.logs.load import load_log
     from tvm_energy.meta_schedule.tuning import options, tune_relax, tune_tir
     from tvm_energy.replay import summarize
 
-__all__ = ["__version__", "options", "summarize", "tune_relax", "tune_tir"]
+__all__ = ["__version__", "load_log", "options", "summarize", "tune_relax", "tune_tir"]
 
 _LAZY = {
+    "load_log": "tvm_energy.logs.load",
     "options": "tvm_energy.meta_schedule.tuning",
     "summarize": "tvm_energy.replay",
     "tune_relax": "tvm_energy.meta_schedule.tuning",

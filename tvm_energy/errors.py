@@ -6,8 +6,10 @@
     ├── ConfigurationError         an argument, option or file name is wrong       (exit code 2)
     ├── IncompatibleVersions       a TVM / tvm-ffi pair that would crash the process
     ├── MeterUnavailable           no meter for the wanted device, or no permission
+    ├── ClockUnavailable           the clock cannot be locked or released: no permission, no support
     ├── MeasurementError           one measurement failed; the search goes on
     │   └── MeasurementTooShort    less energy than the sensor can resolve; says the length needed
+    ├── DeadlineImpossible         no clock, split or power meets a deadline; says the nearest
     ├── RecordFormatError          a log line is torn or wrong; names file and line
     └── WorkDirError               the work directory is in use, not writable, or another device's
 
@@ -34,6 +36,10 @@ class MeterUnavailable(TvmEnergyError):
     """Energy cannot be measured here: no sensor, no permission, or the GPU is gone."""
 
 
+class ClockUnavailable(TvmEnergyError):
+    """The clock of a GPU cannot be locked or released: no permission, or the GPU does not support it."""
+
+
 class MeasurementError(TvmEnergyError):
     """One measurement failed (the kernel crashed, hung, or the reading is not plausible)."""
 
@@ -48,6 +54,18 @@ class MeasurementTooShort(MeasurementError):
     def __init__(self, message: str, needed_s: float) -> None:
         super().__init__(message)
         self.needed_s = needed_s
+
+
+class DeadlineImpossible(TvmEnergyError):
+    """Nothing that could be chosen meets the deadline.
+
+    Attributes:
+        nearest_s: the shortest deadline that can be met, in seconds; infinite where there is none.
+    """
+
+    def __init__(self, message: str, nearest_s: float) -> None:
+        super().__init__(message)
+        self.nearest_s = nearest_s
 
 
 class RecordFormatError(TvmEnergyError):

@@ -18,7 +18,8 @@ class MeasurementPlan:
     Attributes:
         warmup_s: load applied before the first window, so that clocks and power settle.
         window_s: length of one window. It opens and closes on an update of the sensor.
-        min_windows: windows measured at least. A standard error needs two.
+        min_windows: windows measured at least. A standard error needs two; three make it a
+            narrow one (Student's t: 4.3 standard errors of the mean instead of 12.7).
         max_windows: windows measured at most.
         target_relative_stderr: windows are added until standard error / energy is at most this.
         budget_s: device time that the whole measurement may take, warm-up included.
@@ -26,17 +27,20 @@ class MeasurementPlan:
             chunk runs, so that reading does not leave the device idle.
         net_of_idle: subtract idle power x time. Gross joules (False) are what the bill says.
         seed: seed of the random data in the argument buffers.
+        rival_j: joules a launch of the kernel to beat: the measurement ends as soon as it is clear on
+            which side of it this kernel falls (`enough`). None measures to the target.
     """
 
     warmup_s: float = 0.5
-    window_s: float = 1.0
-    min_windows: int = 2
-    max_windows: int = 4
+    window_s: float = 0.3
+    min_windows: int = 3
+    max_windows: int = 12
     target_relative_stderr: float = 0.01
     budget_s: float = 8.0
-    chunk_s: float = 0.02
+    chunk_s: float = 0.05
     net_of_idle: bool = False
     seed: int = 0
+    rival_j: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("window_s", "budget_s", "chunk_s", "target_relative_stderr"):
@@ -50,6 +54,32 @@ class MeasurementPlan:
                 f"got {self.min_windows} and {self.max_windows}"
             )
 
+    def to_json(self) -> dict[str, Any]:
+        """What is the same for all kernels of a run and goes into the log's header: all but `rival_j`."""
+        values = dataclasses.asdict(self)
+        del values["rival_j"]
+        return values
+
+    def enough(self, windows: int, energy_j: float, stderr_j: float) -> bool:
+        """True when no further window is wanted.
+
+        Args:
+            windows: number so far, at least 1.
+            energy_j, stderr_j: joules a launch and its standard error so far.
+        """
+        if windows >= self.max_windows:
+            return True
+        race = self.rival_j is not None and windows >= _RACE_WINDOWS
+        if race and abs(energy_j - (self.rival_j or 0.0)) > _CLEAR_SIGMA * stderr_j:
+            return True
+        return windows >= self.min_windows and stderr_j <= self.target_relative_stderr * energy_j
+
+
+#: Standard errors between a kernel and its rival at which the race is over.
+_CLEAR_SIGMA = 3.0
+
+#: Fewest windows of a race: one alone does not tell how windows scatter.
+_RACE_WINDOWS = 2
 
 #: Finalists: longer windows, and at least three of them, interleaved ABAB.
 FINALIST_PLAN = MeasurementPlan(
@@ -73,10 +103,15 @@ class EnergyMeasurement:
             ``power_average`` (sensor's own average).
         meter: ``nvml``, ``rapl``, ``simulated``, ...
         scope: what the sensor sees: ``gpu``, ``module``, ``memory``, ``package``.
-        clock_mhz: core clock observed under load; None where it cannot be read.
-        temperature_c: at the end; None where it cannot be read.
+        clock_mhz: core clock observed under load, mean over the windows; None where it cannot be
+            read.
+        clock_before_mhz, clock_after_mhz: the same before the first and after the last window.
+        temperature_before_c: before the first window, under load; None where it cannot be read.
+        temperature_c: after the last window.
         throttle_reasons: names of what limited the clock during the measurement.
         idle_power_w: idle power that was subtracted; None for gross joules.
+        idle_share: part of the windows in which the device waited for the host, by the device's own
+            clock; None where the load has no such clock (see `tvm_energy.meters.base.TimedLoad`).
         device_s: device time spent on the whole measurement, warm-up included.
         quality: ``good``, or a short reason for doubt.
         simulated: True when the device is a simulation.
@@ -93,9 +128,13 @@ class EnergyMeasurement:
     meter: str
     scope: str
     clock_mhz: float | None = None
+    clock_before_mhz: float | None = None
+    clock_after_mhz: float | None = None
+    temperature_before_c: float | None = None
     temperature_c: float | None = None
     throttle_reasons: tuple[str, ...] = ()
     idle_power_w: float | None = None
+    idle_share: float | None = None
     device_s: float = 0.0
     quality: str = "good"
     simulated: bool = False
@@ -104,6 +143,14 @@ class EnergyMeasurement:
     def power_w(self) -> float:
         """Mean power over the windows: joules a launch over seconds a launch."""
         return self.energy_j / self.latency_s
+
+    @property
+    def interval_j(self) -> tuple[float, float]:
+        """The 95 % interval of ``energy_j``: two standard errors to each side.
+
+        Student's t is already in ``stderr_j``, so that two of them are right for few windows, too.
+        """
+        return self.energy_j - 2 * self.stderr_j, self.energy_j + 2 * self.stderr_j
 
     @property
     def relative_stderr(self) -> float:

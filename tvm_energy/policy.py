@@ -7,6 +7,12 @@
                updating strategy of arXiv:2411.18873. What its text leaves open to us (the formula of the
                signal-to-noise ratio, its threshold, start, step and floor of k, the random probe) is our
                reconstruction, and each is an option: ``snr:threshold=3,step=0.2,start=1,floor=0.1``
+``gain``       ours: one candidate at a time, the one with the largest expected improvement over the best
+               measured kernel, until what is to be gained is not worth a measurement; a measurement ends
+               as soon as it is clear on which side of the best it falls. ``gain:least=0.002,share=0.1``
+
+A policy is asked again after its choice was measured, until it chooses nothing; all but ``gain`` choose
+once a round.
 """
 
 from __future__ import annotations
@@ -39,11 +45,31 @@ class Gate:
         latency_s: measured, shape (n,).
         energy_j: predicted, shape (n,); None while there is no model.
         energy_stderr_j: standard error of the prediction, shape (n,); None with `energy_j`.
+        cost: by the objective, of the measured energy where there is one, else of the predicted; shape
+            (n,), infinite for a kernel that is too slow to win; None with `energy_j`.
+        cost_stderr: its standard error, shape (n,); None with `energy_j`.
+        best_cost: least cost of a measured kernel of the task; infinite while there is none.
+        candidates: size of the batch that the gate was put to.
+        done: True for those that were measured (or failed to be) in this round, shape (n,).
+        keys: hashes of their schedule traces; no policy decides by them.
     """
 
     latency_s: Floats
     energy_j: Floats | None = None
     energy_stderr_j: Floats | None = None
+    keys: tuple[str, ...] = ()
+    cost: Floats | None = None
+    cost_stderr: Floats | None = None
+    best_cost: float = math.inf
+    candidates: int = 0
+    done: npt.NDArray[np.bool_] | None = None
+
+    @property
+    def open(self) -> npt.NDArray[np.int_]:
+        """Indices of those not measured in this round."""
+        if self.done is None:
+            return np.arange(len(self.latency_s))
+        return np.flatnonzero(~self.done)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +123,11 @@ class Policy(Protocol):
     """Decides what is measured."""
 
     @property
+    def races(self) -> bool:
+        """True when a measurement may end as soon as it is clear whether it beats the best kernel."""
+        ...
+
+    @property
     def spec(self) -> str:
         """The string that `parse_policy` turns back into this policy."""
         ...
@@ -106,7 +137,10 @@ class Policy(Protocol):
         ...
 
     def choose(self, state: PolicyState, gate: Gate, rng: np.random.Generator) -> list[int]:
-        """Indices into the gate, in the order in which they are to be measured."""
+        """Indices into the gate, in the order in which they are to be measured; none ends the round.
+
+        Asked again, with `Gate.done` set, after those were measured.
+        """
         ...
 
     def update(self, state: PolicyState, feedback: Feedback) -> PolicyState:
@@ -148,6 +182,11 @@ class Fixed:
             )
 
     @property
+    def races(self) -> bool:
+        """See `Policy.races`."""
+        return False
+
+    @property
     def spec(self) -> str:
         """See `Policy.spec`."""
         return self.name or f"fixed:{self.fraction:g}"
@@ -158,7 +197,7 @@ class Fixed:
 
     def choose(self, state: PolicyState, gate: Gate, rng: np.random.Generator) -> list[int]:
         """See `Policy.choose`."""
-        if self.fraction == 0:
+        if self.fraction == 0 or len(gate.open) < len(gate.latency_s):
             return []
         return _lowest(gate, _count(self.fraction, gate), rng)
 
@@ -192,6 +231,11 @@ class Snr:
             )
 
     @property
+    def races(self) -> bool:
+        """See `Policy.races`."""
+        return False
+
+    @property
     def spec(self) -> str:
         """See `Policy.spec`."""
         return (
@@ -205,6 +249,8 @@ class Snr:
 
     def choose(self, state: PolicyState, gate: Gate, rng: np.random.Generator) -> list[int]:
         """See `Policy.choose`: the k lowest predictions, then one random probe among the rest."""
+        if len(gate.open) < len(gate.latency_s):
+            return []
         chosen = _lowest(gate, _count(state.fraction, gate), rng)
         rest = sorted(set(range(len(gate.latency_s))) - set(chosen))
         if rest:
@@ -224,6 +270,103 @@ class Snr:
         elif snr_db is not None or 0 < len(feedback.measured_j) < _MIN_PAIRS:
             fraction = min(1.0, fraction + self.step)
         return PolicyState(fraction=fraction, rounds=state.rounds + 1)
+
+
+@dataclass(frozen=True)
+class Gain:
+    """Measure what can still change the winner; see ``docs/round.md``.
+
+    For a candidate of predicted cost m with standard error s, and least measured cost c, the expected
+    improvement (Jones, Schonlau and Welch, Journal of Global Optimization 13, 1998) is
+
+        EI = (c - m) Phi(z) + s phi(z),    z = (c - m) / s
+
+    The candidate of largest EI is measured, c is brought up to date, and so on, until EI / c falls
+    below `least` or `share` of the batch is measured. Expected improvement, not best-arm identification:
+    candidates differ in what is known of them beforehand, and a measurement of one settles it; the
+    knowledge gradient would add what a measurement teaches about the others, which the refit at the
+    end of the round makes hard to say.
+
+    Attributes:
+        least: expected improvement, as a part of the best cost, that is worth a measurement.
+        share: most candidates of a batch that are measured, once the model predicts.
+        first: candidates measured before there is a model; half of them the fastest, the others drawn
+            evenly over latency, so that the model sees slower kernels too.
+    """
+
+    least: float = 0.002
+    share: float = 0.1
+    first: int = 10
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.least < 1 and 0 < self.share <= 1 and self.first >= 1):
+            raise ConfigurationError(
+                "policy gain needs 0 <= least < 1, 0 < share <= 1 and first >= 1, got "
+                f"least={self.least:g}, share={self.share:g}, first={self.first}"
+            )
+
+    @property
+    def races(self) -> bool:
+        """See `Policy.races`."""
+        return True
+
+    @property
+    def spec(self) -> str:
+        """See `Policy.spec`."""
+        return f"gain:least={self.least:g},share={self.share:g},first={self.first}"
+
+    def start(self) -> PolicyState:
+        """See `Policy.start`."""
+        return PolicyState()
+
+    def choose(self, state: PolicyState, gate: Gate, rng: np.random.Generator) -> list[int]:
+        """See `Policy.choose`: the one with most to gain; without a model, a first sample."""
+        rest = gate.open
+        done = len(gate.latency_s) - len(rest)
+        if not len(rest):
+            return []
+        if gate.cost is None or gate.cost_stderr is None:
+            return [] if done else self._first_sample(gate)
+        if done >= max(1, math.floor(self.share * gate.candidates)):
+            return []
+        gain = expected_improvement(gate.cost[rest], gate.cost_stderr[rest], gate.best_cost)
+        most = int(np.argmax(gain))
+        if math.isfinite(gate.best_cost) and gain[most] <= self.least * gate.best_cost:
+            return []
+        return [int(rest[most])] if gain[most] > 0 else []
+
+    def _first_sample(self, gate: Gate) -> list[int]:
+        order = np.argsort(gate.latency_s, kind="stable")
+        count = min(self.first, len(order))
+        fast = order[: (count + 1) // 2]
+        others = order[len(fast) :]
+        spread = np.linspace(0, len(others) - 1, count - len(fast)).round().astype(int)
+        return [int(index) for index in (*fast, *others[spread])]
+
+    def update(self, state: PolicyState, feedback: Feedback) -> PolicyState:
+        """See `Policy.update`; the fraction is what was measured."""
+        fraction = feedback.measured / feedback.gated if feedback.gated else state.fraction
+        return PolicyState(fraction=min(1.0, fraction), rounds=state.rounds + 1)
+
+
+def expected_improvement(cost: Floats, stderr: Floats, best: float) -> Floats:
+    """Expected amount by which each of n costs falls below the best, each normally distributed.
+
+    Args:
+        cost, stderr: shape (n,); an infinite cost cannot improve.
+        best: infinite while nothing is known: then the lowest cost gains most.
+    """
+    finite = np.isfinite(cost)
+    if not finite.any():
+        return np.zeros(len(cost))
+    if not math.isfinite(best):
+        best = float(np.max(cost[finite] + stderr[finite]))
+    below = np.where(finite, best - cost, 0.0)
+    spread = np.maximum(np.where(finite, stderr, 1.0), 1e-12 * abs(best) + 1e-300)
+    z = below / spread
+    density = np.exp(-0.5 * z**2) / math.sqrt(2 * math.pi)
+    share = 0.5 * (1 + np.array([math.erf(value / math.sqrt(2)) for value in z]))
+    return np.where(finite, np.maximum(below * share + spread * density, 0.0), 0.0)
 
 
 def _count(fraction: float, gate: Gate) -> int:
@@ -262,16 +405,27 @@ def parse_policy(spec: str | Policy) -> Policy:
             raise ConfigurationError(
                 f"policy {spec!r} needs a fraction; write fixed:0.25"
             ) from None
-    if name == "snr":
-        return _parse_snr(spec, rest)
+    if name in _OPTIONS:
+        return _parse_options(spec, name, rest)
     raise ConfigurationError(
-        f"unknown policy {spec!r}; known are all, none, fixed:0.25, snr and {Snr().spec}"
+        f"unknown policy {spec!r}; known are all, none, fixed:0.25, snr, gain, "
+        f"{Snr().spec} and {Gain().spec}"
     )
 
 
-def _parse_snr(spec: str, rest: str) -> Policy:
-    fields = {"threshold": "threshold", "step": "step", "start": "start_fraction", "floor": "floor"}
-    options: dict[str, float] = {}
+#: Policies with options: class, and option -> attribute.
+_OPTIONS: dict[str, tuple[type[Snr] | type[Gain], dict[str, str]]] = {
+    "snr": (
+        Snr,
+        {"threshold": "threshold", "step": "step", "start": "start_fraction", "floor": "floor"},
+    ),
+    "gain": (Gain, {"least": "least", "share": "share", "first": "first"}),
+}
+
+
+def _parse_options(spec: str, name: str, rest: str) -> Policy:
+    build, fields = _OPTIONS[name]
+    options: dict[str, Any] = {}
     for item in filter(None, rest.split(",")):
         key, _, value = item.partition("=")
         try:
@@ -279,9 +433,11 @@ def _parse_snr(spec: str, rest: str) -> Policy:
         except ValueError:
             number = math.nan
         if key not in fields or not math.isfinite(number):
+            known = ", ".join(f"{field_name}=" for field_name in fields)
             raise ConfigurationError(
-                f"policy {spec!r}: {item!r} is not one of threshold=, step=, start=, floor= "
-                "with a number"
+                f"policy {spec!r}: {item!r} is not one of {known} with a number"
             )
-        options[fields[key]] = number
-    return Snr(**options)
+        if key == "first" and number != int(number):
+            raise ConfigurationError(f"policy {spec!r}: first must be a whole number, got {value}")
+        options[fields[key]] = int(number) if key == "first" else number
+    return build(**options)

@@ -16,8 +16,9 @@
    the sensor alone makes uncertain (when the updates at the edges came, resolution, noise of its
    readings), and the scatter of the windows divided by sqrt(n). Scatter known from few windows is
    itself uncertain, so it is scaled with Student's t, such that twice the standard error covers
-   95 %; kernels measured together share what their windows tell about it. It is never zero. Not in
-   it: the gain error of the card's sensor, which is the same for all kernels on that card.
+   95 %; kernels measured together share what their windows tell about it. It is never zero. Added
+   to it: what the device may have drawn while it waited for the host between chunks. Not in it: the
+   gain error of the card's sensor, which is the same for all kernels on that card.
 
 Several kernels are measured interleaved, A B C A B C ..., so that slow drift (temperature) meets all
 of them alike. Time is that of the meter, real or virtual, and so is all waiting.
@@ -45,13 +46,19 @@ from tvm_energy.meters.window import (
     settle_s,
 )
 
-__all__ = ["measure", "measure_idle_power", "measure_interleaved"]
+__all__ = ["calibrate", "measure", "measure_idle_power", "measure_interleaved"]
 
 #: Power is steady when two successive stretches differ by less than this.
 _STEADY = 0.03
 
 #: Readings during the warm-up, in update periods: close enough to tell 3 % from a few updates.
 _WARM_UP_PART = 0.03
+
+#: The core clock is called unsteady when it moved by more than this over the windows.
+_CLOCK_MOVED = 0.02
+
+#: A device that waited for the host longer than this part of the time was not measured under load.
+_MUCH_IDLE = 0.05
 
 #: Windows lost to counter resets before the measurement is given up.
 _MAX_RESETS = 3
@@ -185,6 +192,7 @@ class _Turns:
         self._spent_s = 0.0
         self._resets = 0
         self._windows: list[Window] = []
+        self._state_before = DeviceState()
         self._states: list[DeviceState] = []
         self._doubts: list[str] = []
         self._busy: BusyDevice | None = None
@@ -197,14 +205,10 @@ class _Turns:
         plan = self._plan
         if self._error is not None or self._budget_ended:
             return False
-        if len(self._windows) >= plan.max_windows:
-            return False
         if not self._windows:
             return True
-        if len(self._windows) >= plan.min_windows:
-            energy_j, stderr_j = self._energy_a_launch()
-            if stderr_j <= plan.target_relative_stderr * energy_j:
-                return False
+        if plan.enough(len(self._windows), *self._energy_a_launch()):
+            return False
         lead_s = 0.0 if self._alone else settle_s(self._meter.info)
         needed_s = lead_s + plan.window_s + self._meter.info.update_period_s
         return self._spent_s + needed_s <= plan.budget_s
@@ -212,7 +216,7 @@ class _Turns:
     def prepare(self) -> None:
         """Calibrate and warm up."""
         with self._turn() as deadline_s:
-            latency_s = _calibrate(self._load, self._meter, self._plan.chunk_s, deadline_s)
+            latency_s = calibrate(self._load, self._meter, self._plan.chunk_s, deadline_s)
             self._busy = BusyDevice(
                 self._load,
                 self._meter,
@@ -232,11 +236,12 @@ class _Turns:
         assert self._busy is not None
         if not _warm_up(self._busy, self._plan.warmup_s, deadline_s):
             self._doubts.append("power was not steady after the warm-up")
+        self._state_before = self._busy.state()
 
     def _add_window(self, deadline_s: float) -> None:
         assert self._busy is not None
-        self._busy.forget_value()
         if not self._alone:
+            self._busy.forget_value()  # other kernels ran meanwhile
             _run_for(self._busy, settle_s(self._meter.info))
         self._windows.append(measure_window(self._busy, self._plan.window_s, deadline_s))
         self._scatter.update(self, _energies_a_launch(self._windows))
@@ -288,9 +293,12 @@ class _Turns:
             return self._error
         info = self._meter.info
         energy_j, stderr_j = self._energy_a_launch()
-        launches = sum(window.launches for window in self._windows)
-        seconds = sum(window.seconds for window in self._windows)
-        latency_s = seconds / launches
+        windows = self._windows
+        launches = sum(window.launches for window in windows)
+        seconds = sum(window.seconds for window in windows)
+        latency_s = sum(window.latency_s * window.launches for window in windows) / launches
+        idle_share = fmean(window.idle_share for window in windows)
+        timed = all(window.busy_s is not None for window in windows)
         if idle_power_w is not None:
             energy_j -= idle_power_w * latency_s
             if energy_j <= 0:
@@ -298,24 +306,29 @@ class _Turns:
                     f"{info.device_name}: the kernel draws no more than the idle power of "
                     f"{idle_power_w:.4g} W; measure gross energy (net_of_idle=False)"
                 )
-        clocks = [state.clock_mhz for state in self._states if state.clock_mhz is not None]
+        states = [self._state_before, *self._states]
+        clocks = [state.clock_mhz for state in states if state.clock_mhz is not None]
         return EnergyMeasurement(
             energy_j=energy_j,
             stderr_j=stderr_j,
             latency_s=latency_s,
             launches=max(1, round(launches)),
-            windows=len(self._windows),
+            windows=len(windows),
             window_s=seconds,
-            sensor_updates=sum(window.updates for window in self._windows),
+            sensor_updates=sum(window.updates for window in windows),
             method=info.method,
             meter=info.meter,
             scope=info.scope,
             clock_mhz=fmean(clocks) if clocks else None,
+            clock_before_mhz=self._state_before.clock_mhz,
+            clock_after_mhz=self._states[-1].clock_mhz,
+            temperature_before_c=self._state_before.temperature_c,
             temperature_c=self._states[-1].temperature_c,
             throttle_reasons=self._throttle_reasons(),
             idle_power_w=idle_power_w,
+            idle_share=idle_share if timed else None,
             device_s=self._spent_s,
-            quality=self._quality(stderr_j / energy_j),
+            quality=self._quality(stderr_j / energy_j, clocks, idle_share),
             simulated=info.simulated,
         )
 
@@ -327,13 +340,17 @@ class _Turns:
         sensor_j = math.hypot(*(w.sigma_j / w.launches for w in self._windows)) / count
         own_j = stdev(energies_j) / math.sqrt(count) if count > 1 else 0.0
         pooled_j = energy_j * self._scatter.of_one_window() / math.sqrt(count)
-        return energy_j, max(sensor_j, own_j, pooled_j)
+        gaps_j = fmean(window.sigma_gaps_j for window in self._windows)
+        return energy_j, math.hypot(max(sensor_j, own_j, pooled_j), gaps_j)
 
     def _throttle_reasons(self) -> tuple[str, ...]:
-        reasons = {reason for state in self._states for reason in state.throttle_reasons}
+        states = [self._state_before, *self._states]
+        reasons = {reason for state in states for reason in state.throttle_reasons}
         return tuple(sorted(reasons - {_IDLE_NAME}))
 
-    def _quality(self, relative_stderr: float) -> str:
+    def _quality(
+        self, relative_stderr: float, clocks_mhz: Sequence[float], idle_share: float
+    ) -> str:
         doubts = list(self._doubts)
         if len(self._windows) < self._plan.min_windows:
             doubts.append(f"the budget allowed {len(self._windows)} window(s)")
@@ -343,11 +360,21 @@ class _Turns:
             doubts.append("the counter was reset meanwhile")
         if any(part in reason for reason in self._throttle_reasons() for part in _THERMAL):
             doubts.append("the clock was throttled")
+        if clocks_mhz and max(clocks_mhz) > (1 + _CLOCK_MOVED) * min(clocks_mhz):
+            doubts.append(f"the clock moved from {min(clocks_mhz):g} to {max(clocks_mhz):g} MHz")
+        if idle_share > _MUCH_IDLE:
+            doubts.append(f"the device waited for the host {idle_share:.0%} of the time")
         return "; ".join(doubts) or "good"
 
 
-def _calibrate(load: Load, meter: PowerMeter, chunk_s: float, deadline_s: float) -> float:
+def calibrate(load: Load, meter: PowerMeter, chunk_s: float, deadline_s: float) -> float:
     """Seconds a launch, roughly, from a run of at least a quarter of a chunk.
+
+    Args:
+        load: the kernel.
+        meter: its clock times the launches; the sensor is not read.
+        chunk_s: as in `MeasurementPlan`.
+        deadline_s: moment on the meter's clock by which it must be known.
 
     Raises:
         MeasurementTooShort: one launch takes longer than the whole budget.
@@ -435,7 +462,7 @@ def _mean_power(readings: Sequence[Reading], meter: PowerMeter) -> tuple[float |
 
 
 def _energies_a_launch(windows: Sequence[Window]) -> list[float]:
-    return [window.energy_j / window.launches for window in windows]
+    return [window.energy_a_launch_j for window in windows]
 
 
 class _Scatter:

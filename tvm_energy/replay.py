@@ -5,26 +5,17 @@ Because logs hold raw latency and energy, the same log can be summarised under a
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from tvm_energy.errors import ConfigurationError, WorkDirError
+from tvm_energy.logs.load import Log, device_name, differences, filtered, note_task
 from tvm_energy.objective import Objective, parse_objective
 from tvm_energy.ranking import Kernel, choose, kernels_by_workload
-from tvm_energy.records import (
-    FILE_NAME,
-    CandidateRecord,
-    FinalRecord,
-    Header,
-    Record,
-    TaskRecord,
-    read_records,
-)
+from tvm_energy.records import CandidateRecord, FinalRecord, Header, Record, TaskRecord
 
 #: Reasons longer than this are cut; the log holds the whole text.
 _REASON_LENGTH = 160
@@ -131,11 +122,14 @@ class RunSummary:
     totals: Totals | None
 
 
-def summarize(source: Path | str | Iterable[Record], objective: str | None = None) -> RunSummary:
+Source = Path | str | Log | Iterable[Record]
+
+
+def summarize(source: Source, objective: str | None = None) -> RunSummary:
     """Summarise a work directory, a record file, or records.
 
     Args:
-        source: where the records are; only read.
+        source: where the records are; only read, and line by line.
         objective: chooses the winners; by default the objective of the last run.
 
     Raises:
@@ -144,103 +138,59 @@ def summarize(source: Path | str | Iterable[Record], objective: str | None = Non
         WorkDirError: the folder has no records, cannot be read, or mixes devices.
         RecordFormatError: naming file and line.
     """
-    records, where = _load(source)
-    headers = [record for record in records if isinstance(record, Header)]
-    if not headers:
-        raise WorkDirError(f"{where} holds no records yet: no run has got beyond its start")
-    _one_device(headers, where)
-    header = headers[-1]
-    chosen = parse_objective(
-        objective or header.objective, max_power_w=(header.meter or {}).get("max_power_w")
-    )
-    records, set_aside = comparable(records, header.plan)
-    kernels = kernels_by_workload(records)
-    _has_energy(kernels, chosen, header, where)
-    lines = _by_workload(records)
-    tasks = tuple(
-        _summarize_task(task, lines[task.workload], kernels.get(task.workload, {}), chosen)
-        for task in _tasks(records)
+    return _summarize(Log.of(source), objective)
+
+
+def summarize_together(sources: Sequence[Path | str], objective: str | None = None) -> RunSummary:
+    """Rank the kernels of several work directories or files as those of one.
+
+    Raises:
+        WorkDirError: they differ in device, clocks or the way of measuring, so that their figures
+            must not be ranked together.
+        ConfigurationError, RecordFormatError: see `summarize`.
+    """
+    logs = [Log.of(source) for source in sources]
+    for log in logs[1:]:
+        reasons = differences(logs[0].header, log.header)
+        if reasons:
+            raise WorkDirError(
+                f"{logs[0].name} and {log.name} cannot be ranked together, because they differ in "
+                f"{', '.join(reasons)}; leave out --together to see them beside one another"
+            )
+    return _summarize(Log.together(logs), objective)
+
+
+def _summarize(log: Log, objective: str | None) -> RunSummary:
+    header = log.header
+    chosen = parse_objective(objective or header.objective, max_power_w=max_power_w(header))
+    left_out = Counter[str]()
+    tasks: dict[str, TaskRecord] = {}
+    tallies: dict[str, _Tally] = {}
+    kernels = kernels_by_workload(_tallied(filtered(log.read(), header, left_out), tasks, tallies))
+    _has_energy(kernels, chosen, header, log.name)
+    summaries = tuple(
+        _summarize_task(
+            task, tallies.get(task.workload, _Tally()), kernels.get(task.workload, {}), chosen
+        )
+        for task in tasks.values()
     )
     return RunSummary(
         simulated=_is_simulated(header, kernels),
-        device=_device_name(header),
+        device=device_name(header),
         objective=chosen.spec,
         policy=header.policy,
         header=header,
-        runs=len(headers),
-        set_aside=set_aside,
-        tasks=tasks,
-        totals=_totals(tasks),
+        runs=len(log.headers),
+        set_aside=left_out.total(),
+        tasks=summaries,
+        totals=_totals(summaries),
     )
 
 
-def comparable(records: Iterable[Record], plan: Mapping[str, Any]) -> tuple[list[Record], int]:
-    """Leave out energies that were measured under another plan; latencies stay.
-
-    Returns:
-        The records, and how many energies were left out.
-    """
-    kept: list[Record] = []
-    same, left_out = True, 0
-    for record in records:
-        if isinstance(record, Header):
-            same = record.plan == plan
-        elif not same and isinstance(record, FinalRecord):
-            left_out += 1
-            continue
-        elif not same and isinstance(record, CandidateRecord) and record.measured:
-            left_out += 1
-            record = dataclasses.replace(record, measured=None)
-        kept.append(record)
-    return kept, left_out
-
-
-def record_file(work_dir: Path) -> Path:
-    """The record file of a work directory (or the file itself, when that is given).
-
-    Raises:
-        ConfigurationError: there is no such folder.
-        WorkDirError: the folder holds no record file.
-    """
-    if work_dir.is_dir():
-        path = work_dir / FILE_NAME
-        if not path.exists():
-            raise WorkDirError(
-                f"{work_dir} has no {FILE_NAME}: it is no work directory of tvm-energy, "
-                "or no run has started there"
-            )
-        return path
-    if not work_dir.exists():
-        raise ConfigurationError(
-            f"{work_dir} does not exist; give the --work-dir of a `tvm-energy tune` run"
-        )
-    return work_dir
-
-
-def _load(source: Path | str | Iterable[Record]) -> tuple[list[Record], str]:
-    if not isinstance(source, (str, Path)):
-        return list(source), "the log"
-    path = record_file(Path(source))
-    try:
-        return list(read_records(path)), str(path)
-    except OSError as exc:
-        raise WorkDirError(f"cannot read {path}: {exc.strerror}") from exc
-
-
-def _one_device(headers: Sequence[Header], where: str) -> None:
-    devices = {str(header.device.get("uuid")): _device_name(header) for header in headers}
-    if len(devices) > 1:
-        names = " and ".join(f"{name} ({uuid})" for uuid, name in sorted(devices.items()))
-        raise WorkDirError(
-            f"{where} mixes runs of different devices: {names}. Their joules cannot be compared; "
-            "use one --work-dir for each device"
-        )
-
-
-def _device_name(header: Header) -> str:
-    """The name by which a user knows the device: ``sim:a100``, or the name the driver gives."""
-    uuid = str(header.device.get("uuid", ""))
-    return uuid if uuid.startswith("sim:") else str(header.device.get("name", "unknown device"))
+def max_power_w(header: Header) -> float | None:
+    """The device's power limit, where the log has it."""
+    value = (header.meter or {}).get("max_power_w")
+    return float(value) if isinstance(value, (int, float)) and value > 0 else None
 
 
 def _has_energy(
@@ -258,63 +208,67 @@ def _has_energy(
     )
 
 
-def _tasks(records: Sequence[Record]) -> list[TaskRecord]:
-    """One record a workload; a continued run may name a task again, with its present weight."""
-    tasks: dict[str, TaskRecord] = {}
-    for record in records:
-        if isinstance(record, TaskRecord):
-            tasks[record.workload] = record
-        elif isinstance(record, (CandidateRecord, FinalRecord)):
-            tasks.setdefault(
-                record.workload, TaskRecord(task=record.workload, workload=record.workload)
-            )
-    return list(tasks.values())
+@dataclass
+class _Tally:
+    """What is counted of one workload while its lines pass."""
+
+    keys: set[str] = field(default_factory=set)
+    finals: set[str] = field(default_factory=set)
+    errors: Counter[str] = field(default_factory=Counter)
+    device_s: float = 0.0
 
 
-def _by_workload(records: Sequence[Record]) -> dict[str, list[Record]]:
-    """What concerns the kernels of one workload; empty for one that no line names."""
-    lines: dict[str, list[Record]] = defaultdict(list)
+def _tallied(
+    records: Iterable[Record], tasks: dict[str, TaskRecord], tallies: dict[str, _Tally]
+) -> Iterator[Record]:
+    """Hand records on, noting tasks (a later line of one replaces the earlier) and counts."""
     for record in records:
+        note_task(record, tasks)
         if isinstance(record, (CandidateRecord, FinalRecord)):
-            lines[record.workload].append(record)
-    return lines
+            workload = record.workload
+            tally = tallies.get(workload)
+            if tally is None:
+                tally = tallies[workload] = _Tally()
+            # A line without a key says that no candidate at all could be made.
+            if record.key:
+                tally.keys.add(record.key)
+            if isinstance(record, FinalRecord):
+                tally.finals.add(record.key)
+            elif record.error:
+                tally.errors[_reason(record.error)] += 1
+            if record.measured is not None:
+                tally.device_s += record.measured.device_s
+        yield record
 
 
 def _summarize_task(
-    task: TaskRecord, records: Sequence[Record], kernels: dict[str, Kernel], objective: Objective
+    task: TaskRecord, tally: _Tally, kernels: dict[str, Kernel], objective: Objective
 ) -> TaskSummary:
-    tried = [record for record in records if isinstance(record, CandidateRecord)]
-    finals = [record for record in records if isinstance(record, FinalRecord)]
-    # A line without a key says that no candidate at all could be made.
-    keys = ({record.key for record in tried} | {record.key for record in finals}) - {""}
-    errors = Counter(_reason(record.error) for record in tried if record.error)
     choice = choose(kernels.values(), objective)
     fastest = _summarize_kernel(choice.fastest) if choice else None
     best = _summarize_kernel(choice.best) if choice else None
-    measured = [record.measured for record in tried if record.measured]
-    measured += [record.measured for record in finals]
     return TaskSummary(
         name=task.task,
         workload=task.workload,
         weight=task.weight,
-        candidates=len(keys),
-        failed=len(keys - kernels.keys()),
+        candidates=len(tally.keys),
+        failed=len(tally.keys - kernels.keys()),
         energy_measurements=sum(1 for kernel in kernels.values() if kernel.measured),
         predicted_only=sum(
             1
             for kernel in kernels.values()
             if not kernel.measured and kernel.predicted_energy_j is not None
         ),
-        finalists=len({record.key for record in finals}),
+        finalists=len(tally.finals),
         fastest=fastest,
         best=best,
         ties=tuple(map(_summarize_kernel, choice.ties)) if choice else (),
         saved_fraction=_saved(
             fastest.energy_j if fastest else None, best.energy_j if best else None
         ),
-        reason=None if choice else _why_nothing(len(keys), kernels, errors),
-        errors=dict(errors.most_common()),
-        device_s=math.fsum(item.device_s for item in measured),
+        reason=None if choice else _why_nothing(len(tally.keys), kernels, tally.errors),
+        errors=dict(tally.errors.most_common()),
+        device_s=tally.device_s,
     )
 
 

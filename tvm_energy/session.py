@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import logging
 import time
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -29,7 +30,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tvm_energy.energy_model.base import KernelModel, Sample
-from tvm_energy.measurement import EnergyMeasurement
+from tvm_energy.measurement import EnergyMeasurement, MeasurementPlan
 from tvm_energy.objective import Objective
 from tvm_energy.policy import (
     Feedback,
@@ -79,9 +80,29 @@ class Candidate:
     measurable: bool = True
 
 
-#: Measures candidates by their indices, in that order; yields one outcome each: a measurement or the
-#: reason why there is none.
-Measure = Callable[[Sequence[int]], Iterator["EnergyMeasurement | str"]]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """One candidate to be measured.
+
+    Attributes:
+        index: in the batch.
+        races: the measurement may end as soon as it is clear on which side of `rival_j` it falls.
+        rival_j: joules a launch with which the candidate would be as good as the best measured kernel;
+            None while there is none.
+    """
+
+    index: int
+    races: bool = False
+    rival_j: float | None = None
+
+    def plan(self, plan: MeasurementPlan) -> MeasurementPlan:
+        """How this candidate is measured where others are measured by `plan`."""
+        return replace(plan, rival_j=self.rival_j) if self.races else plan
+
+
+#: Measures candidates, in that order; yields one outcome each: a measurement or the reason why there
+#: is none.
+Measure = Callable[[Sequence[Order]], Iterator["EnergyMeasurement | str"]]
 
 
 @dataclass
@@ -124,6 +145,7 @@ class Session:
         self.on_round = on_round
         self._log = log
         self._rng = rng if rng is not None else np.random.default_rng(0)
+        self._choice_seed = int(self._rng.integers(2**63))
         self._tasks: dict[str, _Task] = {}
 
     # -- tasks ---------------------------------------------------------------------------------
@@ -183,7 +205,9 @@ class Session:
         seconds: dict[str, float] = {}
 
         started = time.perf_counter()
-        measured, failed, feedback = self._measure(task, batch, gated, believed, measure)
+        chosen, measured, failed, feedback = self._measure(
+            workload, task, batch, gated, believed, measure
+        )
         seconds["measure"] = time.perf_counter() - started
         seconds["measure_device"] = sum(item.device_s for item in measured.values())
 
@@ -191,7 +215,7 @@ class Session:
         started = time.perf_counter()
         self.learn()
         seconds["learn"] = time.perf_counter() - started
-        return self._close_round(workload, task, batch, gated, measured, feedback, seconds)
+        return self._close_round(workload, task, batch, gated, chosen, feedback, seconds)
 
     def _new_candidates(
         self, task: _Task, candidates: Sequence[Candidate]
@@ -234,34 +258,46 @@ class Session:
 
     def _measure(
         self,
+        workload: str,
         task: _Task,
         batch: Sequence[tuple[int, Candidate]],
         gated: Sequence[int],
         believed: Mapping[str, tuple[float, float]],
         measure: Measure,
-    ) -> tuple[dict[str, EnergyMeasurement], dict[str, str], Feedback]:
+    ) -> tuple[list[str], dict[str, EnergyMeasurement], dict[str, str], Feedback]:
         """Let the policy choose among the gated, measure, and tell the policy what came out."""
         state = task.policy_state if task.policy_state is not None else self.policy.start()
         if not self.objective.needs_energy or not gated:
             task.policy_state = state
-            return {}, {}, Feedback()
+            return [], {}, {}, Feedback()
         keys = [batch[position][1].key for position in gated]
-        beliefs = [believed.get(key) for key in keys]
-        known = all(belief is not None for belief in beliefs)
-        gate = Gate(
-            latency_s=np.array([batch[position][1].latency_s for position in gated], dtype=float),
-            energy_j=np.array([b[0] for b in beliefs if b]) if known else None,
-            energy_stderr_j=np.array([b[1] for b in beliefs if b]) if known else None,
-        )
-        chosen = self.policy.choose(state, gate, self._rng)
+        latency_s = np.array([batch[position][1].latency_s for position in gated], dtype=float)
+        rng = self._choice_rng(workload, task)
+        asked: list[str] = []
         measured: dict[str, EnergyMeasurement] = {}
         failed: dict[str, str] = {}
-        outcomes = measure([batch[gated[index]][0] for index in chosen])
-        for index, outcome in zip(chosen, outcomes, strict=False):
-            if isinstance(outcome, EnergyMeasurement):
-                measured[keys[index]] = outcome
-            else:
-                failed[keys[index]] = outcome
+        while True:
+            gate = self._gate_now(task, keys, latency_s, believed, measured, failed)
+            gate = replace(gate, candidates=len(batch))
+            tried = measured.keys() | failed.keys()
+            choice = dict.fromkeys(self.policy.choose(state, gate, rng))
+            chosen = [index for index in choice if keys[index] not in tried]
+            asked += [keys[index] for index in chosen]
+            orders = [
+                Order(
+                    index=batch[gated[index]][0],
+                    races=self.policy.races,
+                    rival_j=self._rival_j(task, float(latency_s[index]), gate.best_cost),
+                )
+                for index in chosen
+            ]
+            for index, outcome in zip(chosen, measure(orders) if orders else (), strict=False):
+                if isinstance(outcome, EnergyMeasurement):
+                    measured[keys[index]] = outcome
+                else:
+                    failed[keys[index]] = outcome
+            if tried == measured.keys() | failed.keys():
+                break
         pairs = [(measured[key].energy_j, believed[key][0]) for key in measured if key in believed]
         feedback = Feedback(
             gated=len(gated),
@@ -273,7 +309,76 @@ class Session:
             ),
         )
         task.policy_state = self.policy.update(state, feedback)
-        return measured, failed, feedback
+        return asked, measured, failed, feedback
+
+    def _choice_rng(self, workload: str, task: _Task) -> np.random.Generator:
+        """The policy's source of randomness for one round, so that a replay chooses the same."""
+        return np.random.default_rng([self._choice_seed, zlib.crc32(workload.encode()), task.round])
+
+    def _gate_now(
+        self,
+        task: _Task,
+        keys: Sequence[str],
+        latency_s: Floats,
+        believed: Mapping[str, tuple[float, float]],
+        measured: Mapping[str, EnergyMeasurement],
+        failed: Mapping[str, str],
+    ) -> Gate:
+        """The gated candidates as they stand after what was measured so far."""
+        beliefs = [believed.get(key) for key in keys]
+        done = np.array([key in measured or key in failed for key in keys])
+        best_cost = self._least_measured_cost(task, keys, latency_s, measured)
+        if any(belief is None for belief in beliefs):
+            return Gate(keys=tuple(keys), latency_s=latency_s, best_cost=best_cost, done=done)
+        energy_j, stderr_j = np.array(beliefs, dtype=np.float64).reshape(-1, 2).T
+        known = [measured.get(key) for key in keys]
+        now_j = np.array([m.energy_j if m else e for m, e in zip(known, energy_j, strict=True)])
+        error_j = np.array([m.stderr_j if m else e for m, e in zip(known, stderr_j, strict=True)])
+        cost = self.objective.cost(latency_s, now_j, task.best_latency_s)
+        with np.errstate(invalid="ignore"):  # infinite less infinite: too slow to win either way
+            raised = self.objective.cost(latency_s, now_j + error_j, task.best_latency_s) - cost
+        return Gate(
+            keys=tuple(keys),
+            latency_s=latency_s,
+            energy_j=energy_j,
+            energy_stderr_j=stderr_j,
+            cost=cost,
+            cost_stderr=np.nan_to_num(raised, nan=0.0, posinf=0.0),
+            best_cost=best_cost,
+            done=done,
+        )
+
+    def _least_measured_cost(
+        self,
+        task: _Task,
+        keys: Sequence[str],
+        latency_s: Floats,
+        measured: Mapping[str, EnergyMeasurement],
+    ) -> float:
+        earlier = [(k.latency_s, k.energy_j) for k in task.kernels.values() if k.energy_j]
+        now = [
+            (float(t), measured[key].energy_j)
+            for key, t in zip(keys, latency_s, strict=True)
+            if key in measured
+        ]
+        if not earlier and not now:
+            return float("inf")
+        times, energies = np.array(earlier + now, dtype=np.float64).T
+        return float(np.min(self.objective.cost(times, energies, task.best_latency_s)))
+
+    def _rival_j(self, task: _Task, latency_s: float, best_cost: float) -> float | None:
+        """Energy with which a kernel of this latency costs as much as the best measured one."""
+        if not np.isfinite(best_cost):
+            return None
+        # Every objective is a straight line in the energy.
+        at_0, at_1 = (
+            float(self.objective.cost(np.array([latency_s]), np.array([e]), task.best_latency_s)[0])
+            for e in (0.0, 1.0)
+        )
+        if not (np.isfinite(at_1) and np.isfinite(at_0)) or at_1 <= at_0:
+            return None
+        rival_j = (best_cost - at_0) / (at_1 - at_0)
+        return rival_j if rival_j > 0 else None
 
     def _take_in(
         self,
@@ -324,7 +429,7 @@ class Session:
         task: _Task,
         batch: Sequence[tuple[int, Candidate]],
         gated: Sequence[int],
-        measured: Mapping[str, EnergyMeasurement],
+        chosen: Sequence[str],
         feedback: Feedback,
         seconds: dict[str, float],
     ) -> RoundRecord:
@@ -335,8 +440,9 @@ class Session:
             round=task.round,
             candidates=len(batch),
             gated=len(gated),
-            measured=len(measured),
+            measured=feedback.measured,
             policy_state=state_to_json(task.policy_state),
+            chosen=tuple(chosen),
             snr_db=feedback.snr_db,
             best_latency_s=best_latency_s,
             best_cost=self.best_cost(workload),

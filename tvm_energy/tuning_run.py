@@ -20,11 +20,11 @@ import numpy as np
 from tvm_energy import records as rec
 from tvm_energy.energy_model.xgb import XgbKernelModel
 from tvm_energy.errors import ConfigurationError, MeterUnavailable, TvmEnergyError
+from tvm_energy.logs.load import comparable
 from tvm_energy.measurement import FINALIST_PLAN, MeasurementPlan
 from tvm_energy.objective import Objective, parse_objective
 from tvm_energy.policy import parse_policy
 from tvm_energy.progress import Progress
-from tvm_energy.replay import comparable
 from tvm_energy.session import Session
 from tvm_energy.work_dir import load
 
@@ -151,20 +151,19 @@ def open_run(
     chosen_policy = parse_policy(policy if parsed.needs_energy else "none")
     if seed is None:
         seed = int(np.random.default_rng().integers(1, 2**30))
-    earlier = _earlier(work_dir, str(device.identity["uuid"]), plan, progress)
-    log = rec.RecordLog(work_dir)
-    log.append(
-        rec.Header(
-            device=device.identity,
-            meter=device.meter,
-            objective=parsed.spec,
-            policy=chosen_policy.spec,
-            plan=dataclasses.asdict(plan),
-            versions=dict(versions),
-            seed=seed,
-            created=rec.now(),
-        )
+    header = rec.Header(
+        device=device.identity,
+        meter=device.meter,
+        objective=parsed.spec,
+        policy=chosen_policy.spec,
+        plan=plan.to_json(),
+        versions=dict(versions),
+        seed=seed,
+        created=rec.now(),
     )
+    earlier = _earlier(work_dir, header, progress)
+    log = rec.RecordLog(work_dir)
+    log.append(header)
     log.flush()
     session = Session(
         objective=parsed,
@@ -222,11 +221,9 @@ def resumed_message(resumed: int, trials: int) -> str:
     )
 
 
-def _earlier(
-    work_dir: Path, device_uuid: str, plan: MeasurementPlan, progress: Progress
-) -> list[rec.Record]:
-    """What earlier runs left; energies measured under another plan are set aside, and that is said."""
-    kept, set_aside = comparable(load(work_dir, device_uuid), dataclasses.asdict(plan))
+def _earlier(work_dir: Path, header: rec.Header, progress: Progress) -> list[rec.Record]:
+    """What earlier runs left; what was measured in another way is set aside, and that is said."""
+    kept, set_aside = comparable(load(work_dir, str(header.device["uuid"])), header)
     if set_aside:
         progress.message(
             f"{set_aside} energies on record were measured in another way "

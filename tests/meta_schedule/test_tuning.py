@@ -87,6 +87,22 @@ def simulated(tmp_path_factory: pytest.TempPathFactory):
     return work_dir, database
 
 
+@pytest.mark.parametrize("device", ["sim:orin-nano", "sim:xavier-nx"])
+def test_a_simulated_jetson_tunes_like_any_other_device(device: str, tmp_path: Path) -> None:
+    run(
+        [TuningTask(name="main", mod=parse_workload(SMALL).primfunc(), weight=1)],
+        device=device,
+        work_dir=tmp_path,
+        trials=8,
+        trials_per_round=8,
+        seed=1,
+        population=16,
+    )
+    summary = summarize(tmp_path)
+    assert summary.simulated
+    assert summary.tasks[0].best is not None
+
+
 def test_the_deployed_kernel_is_the_measured_choice(simulated) -> None:
     work_dir, database = simulated
     function = normalized(parse_workload(SMALL).primfunc())

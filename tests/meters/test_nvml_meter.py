@@ -110,6 +110,44 @@ def test_what_is_taken_where_the_best_is_missing(
     assert any(note in text for text in info["notes"])
 
 
+def test_updates_are_timed_once_in_a_process(on_standin: Run) -> None:
+    """A worker opens the meter for each kernel."""
+    code = """
+    import json
+    from tvm_energy.meters import nvml
+    first = nvml.open_nvml_meter()
+    first.close()
+    nvml.watch_changes = None  # would be an error
+    again = nvml.open_nvml_meter()
+    try:
+        nvml.open_nvml_meter(field="instant")
+    except TypeError:
+        print(json.dumps([first.info == again.info, again.read().energy_j > 0]))
+    """
+    assert on_standin(code, "power -1 0 180") == [True, True]
+
+
+def test_the_scope_is_in_the_record(on_standin: Run) -> None:
+    """On a Grace Hopper counter and power usage cover processor and GPU together."""
+    info = opening(on_standin, "c2c 1\nname 0 NVIDIA GH200 480GB")
+    assert (info["method"], info["scope"]) == ("counter", "module")
+    assert any("whole module" in note for note in info["notes"])
+    alone = opening(on_standin, "c2c 1", "scope='gpu'")
+    assert (alone["method"], alone["scope"]) == ("power_integral", "gpu")
+    assert opening(on_standin, "c2c 0")["scope"] == "gpu"
+
+
+def test_the_memory_alone_is_measured_only_when_asked_for(on_standin: Run) -> None:
+    assert opening(on_standin, "field_scope 186 2")["scope"] == "gpu"
+    average = opening(on_standin, "field_scope 185 2", "scope='memory'")
+    assert (average["method"], average["scope"]) == ("power_average", "memory")
+    assert any("memory only" in note for note in average["notes"])
+    refused = opening(on_standin, arguments="scope='memory'")
+    assert refused["error"] == "MeterUnavailable"
+    result = measuring(on_standin, "power -1 0 60\nfield_scope 186 2", "scope='memory'")
+    assert (result["method"], result["scope"]) == ("power_integral", "memory")
+
+
 def test_field_values_of_every_type(on_standin: Run) -> None:
     code = """
     import json, os
@@ -356,6 +394,8 @@ def test_a_missing_pynvml_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_unknown_field_is_misuse() -> None:
     with pytest.raises(ValueError, match="field must be one of"):
         open_nvml_meter(field="average")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="scope must be one of"):
+        open_nvml_meter(scope="rack")  # type: ignore[arg-type]
 
 
 def test_throttle_reasons_have_names() -> None:

@@ -39,20 +39,9 @@ def run_python(
         folder: where the file of knobs may lie.
         environment: additional variables; None removes one.
     """
-    path = folder / "knobs.txt"
-    path.write_text(textwrap.dedent(knobs), encoding="utf-8")
-    variables = dict(os.environ)
-    variables.pop("CUDA_VISIBLE_DEVICES", None)
-    variables |= {"LD_LIBRARY_PATH": str(library), "NVML_STANDIN": str(path)}
-    variables["PYTHONPATH"] = str(TESTS)
-    for name, value in environment.items():
-        if value is None:
-            variables.pop(name, None)
-        else:
-            variables[name] = value
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code)],
-        env=variables,
+        env=standin_environment(library, knobs, folder, **environment),
         capture_output=True,
         text=True,
         timeout=60,
@@ -60,3 +49,22 @@ def run_python(
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
+
+
+def standin_environment(
+    library: Path, knobs: str, folder: Path, **environment: str | None
+) -> dict[str, str]:
+    """Environment variables under which any Python process finds the stand-in; see `run_python`."""
+    path = folder / "knobs.txt"
+    path.write_text(textwrap.dedent(knobs), encoding="utf-8")
+    variables = dict(os.environ)
+    variables.pop("CUDA_VISIBLE_DEVICES", None)
+    variables |= {"LD_LIBRARY_PATH": str(library), "NVML_STANDIN": str(path)}
+    variables["PYTHONPATH"] = os.pathsep.join([str(TESTS), str(TESTS.parent)])
+    variables["TVM_ENERGY_LOCK_DIR"] = str(folder)
+    for name, value in environment.items():
+        if value is None:
+            variables.pop(name, None)
+        else:
+            variables[name] = value
+    return variables

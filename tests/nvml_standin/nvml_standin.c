@@ -14,14 +14,20 @@
  *   noise WATTS                each update's instant power is off by up to this (0.5)
  *   gain X                     the counter counts X times the true energy (1)
  *   limit WATTS                enforced power limit (400)
- *   clock MHZ                  SM clock (1500)
+ *   clock MHZ                  SM clock (1500); while the clock is locked, the lock's, at most this
+ *   clock_steps LOW HIGH STEP  SM clocks that can be locked (300 1980 15)
+ *   clock_lock GPU MHZ         the clock is locked at the start (by somebody else)
+ *   clock_log FILE             every change of a clock is added to this file, one line each
  *   temperature C              (55)
  *   throttle BITS              nvmlClocksEventReasons (0)
+ *   c2c 0|1                    NVLink-C2C (Grace Hopper); without this line it is not supported
  *   mig 0|1                    current MIG mode; without this line MIG is not supported
  *   process GPU PID            a compute process of somebody
  *   counter_reset T            at T the counter starts from zero
  *   counter_stuck T            from T on the counter stands still
  *   lost GPU T                 from T on every query about the GPU gives GPU_IS_LOST
+ *   mig_device GPU UUID        a MIG instance of that GPU (with "mig 1")
+ *   pci GPU TEXT               PCI address (00000000:0<GPU>:00.0)
  *   fail FUNCTION CODE         the function (without the prefix nvmlDevice/nvmlSystem/nvml) returns
  *                              that nvmlReturn_t, e.g. "fail GetTotalEnergyConsumption 3",
  *                              "fail InitWithFlags 9"
@@ -44,6 +50,7 @@ enum {
   SUCCESS = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6,
   INSUFFICIENT_SIZE = 7, GPU_IS_LOST = 15
 };
+enum { MAX_INSTANCES = 4 };
 enum { MAX_GPUS = 8, MAX_STEPS = 64, MAX_RULES = 32 };
 
 typedef struct { double from_s, watts; } Step;
@@ -54,6 +61,10 @@ typedef struct {
   unsigned pids[16];
   int pid_count;
   double lost_s;
+  unsigned locked_mhz, locked_memory_mhz;
+  char pci[32];
+  char instances[MAX_INSTANCES][96];
+  int instance_count;
 } Gpu;
 typedef struct { char function[64]; double from_s; int code; } Failure;
 typedef struct { unsigned field, scope; int code; } FieldRule;
@@ -67,9 +78,10 @@ typedef struct {
 typedef struct { unsigned pid; uint64_t memory; unsigned gpu_instance, compute_instance; } Process;
 
 static struct {
-  int users, gpu_count, architecture, mig, field_type, failure_count, field_rule_count;
+  int users, gpu_count, architecture, mig, c2c, field_type, failure_count, field_rule_count;
   double start_s, period_s, noise_w, gain, limit_w, reset_s, stuck_s;
-  unsigned clock_mhz, temperature_c;
+  unsigned clock_mhz, temperature_c, lowest_mhz, highest_mhz, step_mhz;
+  char clock_log[256];
   uint64_t throttle;
   char driver[64];
   Gpu gpus[MAX_GPUS];
@@ -136,9 +148,26 @@ static void knob(const char *line) {
   else if (KNOB("gain")) { NEED(1, "%lf", &S.gain); }
   else if (KNOB("limit")) { NEED(1, "%lf", &S.limit_w); }
   else if (KNOB("clock")) { NEED(1, "%u", &S.clock_mhz); }
+  else if (KNOB("clock_steps")) {
+    NEED(3, "%u %u %u", &S.lowest_mhz, &S.highest_mhz, &S.step_mhz);
+  }
+  else if (KNOB("clock_lock")) {
+    NEED(2, "%d %u", &gpu, &field);
+    if (gpu < 0 || gpu >= MAX_GPUS) bad_line(line);
+    S.gpus[gpu].locked_mhz = field;
+  }
+  else if (KNOB("clock_log")) { NEED(1, "%255s", S.clock_log); }
+  else if (KNOB("pci") || KNOB("mig_device")) {
+    NEED(2, "%d %95s", &gpu, text);
+    if (gpu < 0 || gpu >= MAX_GPUS) bad_line(line);
+    if (KNOB("pci")) snprintf(S.gpus[gpu].pci, 32, "%.31s", text);
+    else if (S.gpus[gpu].instance_count < MAX_INSTANCES)
+      snprintf(S.gpus[gpu].instances[S.gpus[gpu].instance_count++], 96, "%s", text);
+  }
   else if (KNOB("temperature")) { NEED(1, "%u", &S.temperature_c); }
   else if (KNOB("throttle")) { NEED(1, "%lf", &a); S.throttle = (uint64_t)a; }
   else if (KNOB("mig")) { NEED(1, "%d", &S.mig); }
+  else if (KNOB("c2c")) { NEED(1, "%d", &S.c2c); }
   else if (KNOB("process")) { NEED(2, "%d %lf", &gpu, &a); each_gpu(gpu, add_pid, a, 0); }
   else if (KNOB("counter_reset")) { NEED(1, "%lf", &S.reset_s); }
   else if (KNOB("counter_stuck")) { NEED(1, "%lf", &S.stuck_s); }
@@ -159,14 +188,16 @@ static void knob(const char *line) {
 }
 
 static void configure(void) {
-  S.gpu_count = 1; S.architecture = 9; S.mig = -1; S.field_type = 1;
+  S.gpu_count = 1; S.architecture = 9; S.mig = S.c2c = -1; S.field_type = 1;
   S.period_s = 0.02; S.noise_w = 0.5; S.gain = 1; S.limit_w = 400;
   S.reset_s = S.stuck_s = 1e300;
   S.clock_mhz = 1500; S.temperature_c = 55;
+  S.lowest_mhz = 300; S.highest_mhz = 1980; S.step_mhz = 15;
   snprintf(S.driver, sizeof S.driver, "550.00");
   for (int i = 0; i < MAX_GPUS; i++) {
     snprintf(S.gpus[i].uuid, 96, "GPU-standin-%d", i);
     snprintf(S.gpus[i].name, 96, "Stand-in GPU");
+    snprintf(S.gpus[i].pci, 32, "00000000:%02X:00.0", (unsigned)i & 0xFF);
     S.gpus[i].lost_s = 1e300;
   }
   const char *path = getenv("NVML_STANDIN");
@@ -297,6 +328,12 @@ int nvmlDeviceGetHandleByUUID(const char *uuid, Gpu **gpu) {
 }
 
 int nvmlDeviceGetUUID(Gpu *gpu, char *uuid, unsigned length) {
+  for (int i = 0; i < S.gpu_count; i++)
+    for (int j = 0; j < S.gpus[i].instance_count; j++)
+      if ((void *)gpu == (void *)S.gpus[i].instances[j]) {
+        snprintf(uuid, length, "%s", S.gpus[i].instances[j]);
+        return SUCCESS;
+      }
   CHECK_GPU("GetUUID");
   snprintf(uuid, length, "%s", gpu->uuid);
   return SUCCESS;
@@ -318,6 +355,13 @@ int nvmlDeviceGetMigMode(Gpu *gpu, unsigned *current, unsigned *pending) {
   CHECK_GPU("GetMigMode");
   if (S.mig < 0) return NOT_SUPPORTED;
   *current = *pending = (unsigned)S.mig;
+  return SUCCESS;
+}
+
+int nvmlDeviceGetC2cModeInfoV(Gpu *gpu, unsigned *enabled) {
+  CHECK_GPU("GetC2cModeInfoV");
+  if (S.c2c < 0) return NOT_SUPPORTED;
+  *enabled = (unsigned)S.c2c;
   return SUCCESS;
 }
 
@@ -373,7 +417,118 @@ int nvmlDeviceGetFieldValues(Gpu *gpu, int count, FieldValue *values) {
 int nvmlDeviceGetClockInfo(Gpu *gpu, unsigned kind, unsigned *mhz) {
   CHECK_GPU("GetClockInfo");
   if (kind > 3) return INVALID_ARGUMENT;
-  *mhz = S.clock_mhz;
+  if (kind == 2) *mhz = gpu->locked_memory_mhz ? gpu->locked_memory_mhz : 2619;
+  else *mhz = gpu->locked_mhz && gpu->locked_mhz < S.clock_mhz ? gpu->locked_mhz : S.clock_mhz;
+  return SUCCESS;
+}
+
+int nvmlDeviceGetMaxClockInfo(Gpu *gpu, unsigned kind, unsigned *mhz) {
+  CHECK_GPU("GetMaxClockInfo");
+  if (kind > 3) return INVALID_ARGUMENT;
+  *mhz = kind == 2 ? 2619 : S.highest_mhz;
+  return SUCCESS;
+}
+
+/* ---- setting clocks ---- */
+
+static void log_clock(const Gpu *gpu, const char *what, unsigned mhz) {
+  FILE *file = S.clock_log[0] ? fopen(S.clock_log, "a") : NULL;
+  if (!file) return;
+  fprintf(file, "%s %s %u\n", gpu->uuid, what, mhz);
+  fclose(file);
+}
+
+int nvmlDeviceSetGpuLockedClocks(Gpu *gpu, unsigned lowest, unsigned highest) {
+  CHECK_GPU("SetGpuLockedClocks");
+  if (lowest > highest || highest < S.lowest_mhz || highest > S.highest_mhz)
+    return INVALID_ARGUMENT;
+  gpu->locked_mhz = highest - (highest - S.lowest_mhz) % S.step_mhz;
+  log_clock(gpu, "lock", gpu->locked_mhz);
+  return SUCCESS;
+}
+
+int nvmlDeviceResetGpuLockedClocks(Gpu *gpu) {
+  CHECK_GPU("ResetGpuLockedClocks");
+  gpu->locked_mhz = 0;
+  log_clock(gpu, "reset", 0);
+  return SUCCESS;
+}
+
+int nvmlDeviceSetMemoryLockedClocks(Gpu *gpu, unsigned lowest, unsigned highest) {
+  CHECK_GPU("SetMemoryLockedClocks");
+  if (lowest > highest) return INVALID_ARGUMENT;
+  gpu->locked_memory_mhz = highest;
+  log_clock(gpu, "lock_memory", highest);
+  return SUCCESS;
+}
+
+int nvmlDeviceResetMemoryLockedClocks(Gpu *gpu) {
+  CHECK_GPU("ResetMemoryLockedClocks");
+  gpu->locked_memory_mhz = 0;
+  log_clock(gpu, "reset_memory", 0);
+  return SUCCESS;
+}
+
+/* A list as NVML gives it: first asked for its length, then filled. */
+static int give_list(unsigned *count, unsigned *values, unsigned have, unsigned top, unsigned step) {
+  unsigned room = *count;
+  *count = have;
+  if (room < have || !values) return INSUFFICIENT_SIZE;
+  for (unsigned i = 0; i < have; i++) values[i] = top - i * step;
+  return SUCCESS;
+}
+
+int nvmlDeviceGetSupportedMemoryClocks(Gpu *gpu, unsigned *count, unsigned *mhz) {
+  CHECK_GPU("GetSupportedMemoryClocks");
+  log_clock(gpu, "supported", 0);
+  return give_list(count, mhz, 1, 2619, 0);
+}
+
+int nvmlDeviceGetSupportedGraphicsClocks(Gpu *gpu, unsigned memory, unsigned *count, unsigned *mhz) {
+  CHECK_GPU("GetSupportedGraphicsClocks");
+  if (memory != 2619) return NOT_FOUND;
+  unsigned have = (S.highest_mhz - S.lowest_mhz) / S.step_mhz + 1;
+  return give_list(count, mhz, have, S.highest_mhz, S.step_mhz);
+}
+
+/* ---- the rest ---- */
+
+typedef struct {
+  char bus_id_legacy[16];
+  unsigned domain, bus, device, pci_device, pci_subsystem;
+  char bus_id[32];
+} PciInfo;
+
+int nvmlDeviceGetPciInfo_v3(Gpu *gpu, PciInfo *info) {
+  CHECK_GPU("GetPciInfo");
+  memset(info, 0, sizeof *info);
+  snprintf(info->bus_id, sizeof info->bus_id, "%s", gpu->pci);
+  return SUCCESS;
+}
+
+int nvmlDeviceGetPersistenceMode(Gpu *gpu, unsigned *mode) {
+  CHECK_GPU("GetPersistenceMode");
+  *mode = 1;
+  return SUCCESS;
+}
+
+int nvmlSystemGetNVMLVersion(char *version, unsigned length) {
+  CHECK("GetNVMLVersion");
+  snprintf(version, length, "12.%s", S.driver);
+  return SUCCESS;
+}
+
+/* A MIG instance is only ever asked for its name: its handle is the name. */
+int nvmlDeviceGetMaxMigDeviceCount(Gpu *gpu, unsigned *count) {
+  CHECK_GPU("GetMaxMigDeviceCount");
+  *count = S.mig < 0 ? 0 : MAX_INSTANCES;
+  return SUCCESS;
+}
+
+int nvmlDeviceGetMigDeviceHandleByIndex(Gpu *gpu, unsigned index, void **instance) {
+  CHECK_GPU("GetMigDeviceHandleByIndex");
+  if (index >= (unsigned)gpu->instance_count) return NOT_FOUND;
+  *instance = gpu->instances[index];
   return SUCCESS;
 }
 

@@ -14,7 +14,7 @@ from tvm_energy.ansor.cost_model import read_features
 from tvm_energy.ansor.device import AnsorDevice
 from tvm_energy.ansor.names import names_of, readable_name
 from tvm_energy.measurement import EnergyMeasurement, MeasurementPlan
-from tvm_energy.session import Candidate, Session
+from tvm_energy.session import Candidate, Order, Session
 
 load_auto_scheduler()
 
@@ -51,10 +51,10 @@ class EnergyMeasureCallback(PythonBasedMeasureCallback):
             for (_, key), result, row in zip(names, results, features, strict=True)
         ]
 
-        def measure(chosen: Sequence[int]) -> Iterator[EnergyMeasurement | str]:
-            for index in chosen:
-                artifact = self._device.artifacts[names[index]]
-                yield self._device.measure([artifact], self._plan)[0]
+        def measure(orders: Sequence[Order]) -> Iterator[EnergyMeasurement | str]:
+            for order in orders:
+                artifact = self._device.artifacts[names[order.index]]
+                yield self._device.measure([artifact], order.plan(self._plan))[0]
 
         self._session.run_round(workload, batch, measure)
         self._device.forget()

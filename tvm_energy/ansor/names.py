@@ -12,7 +12,7 @@ import json
 from typing import Any
 
 from tvm_energy.errors import RecordFormatError
-from tvm_energy.records import parse_line
+from tvm_energy.json_lines import parse_line
 
 
 def names_of_line(line: str) -> tuple[str, str]:

@@ -27,10 +27,11 @@ from tvm_energy.ansor.logs import LOG_FILE, read_log
 from tvm_energy.ansor.measuring import FAILED_S, measuring_on
 from tvm_energy.ansor.names import line_of, names_of, readable_name, workload_of
 from tvm_energy.errors import ConfigurationError
+from tvm_energy.json_lines import repair_tail
 from tvm_energy.measurement import EnergyMeasurement, MeasurementPlan
 from tvm_energy.objective import DEFAULT_OBJECTIVE
 from tvm_energy.progress import Progress, SilentProgress
-from tvm_energy.records import RoundRecord, repair_tail
+from tvm_energy.records import RoundRecord
 from tvm_energy.replay import RunSummary, summarize
 from tvm_energy.tuning_run import (
     DEFAULT_FINALISTS,

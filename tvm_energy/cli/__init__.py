@@ -10,7 +10,21 @@ import sys
 
 import typer
 
-from tvm_energy.cli import doctor, replay, report, tune, version, workloads
+from tvm_energy.cli import (
+    clocks,
+    compare,
+    compile,
+    doctor,
+    dvfs,
+    export,
+    log,
+    measure,
+    replay,
+    report,
+    tune,
+    version,
+    workloads,
+)
 
 __all__ = ["app", "main"]
 
@@ -23,8 +37,11 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     rich_markup_mode=None,
 )
-for module in (tune, report, replay, workloads, doctor, version):
+for module in (tune, measure, report, replay, compare, export, compile, workloads, doctor, version):
     app.command(module.NAME)(module.command)
+app.add_typer(clocks.app, name=clocks.NAME)
+app.add_typer(dvfs.app, name=dvfs.NAME)
+app.add_typer(log.app, name=log.NAME)
 
 
 def main() -> None:

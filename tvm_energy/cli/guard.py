@@ -22,6 +22,13 @@ FAILED, USAGE, INTERRUPTED = 1, 2, 130
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the Python traceback of an error.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show errors and results only.")]
+Force = Annotated[
+    bool,
+    typer.Option(
+        "--force",
+        help="Use a GPU divided by MIG; its energy is that of the whole GPU, all tenants.",
+    ),
+]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log every step to stderr.")]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 from rich.progress import Progress as RichProgress
+from rich.text import Text
 
 from tvm_energy.progress import Progress, SilentProgress
 from tvm_energy.records import RoundRecord
@@ -28,6 +30,14 @@ _PIPE_WIDTH = 120
 def stdout_console() -> Console:
     """For results."""
     return Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH)
+
+
+def working(text: str) -> contextlib.AbstractContextManager[object]:
+    """A sign of life on a terminal while something long goes on; nothing elsewhere."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        return contextlib.nullcontext()
+    return console.status(Text(printable(text)))
 
 
 def make_progress(quiet: bool) -> Progress:

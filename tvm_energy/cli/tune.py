@@ -19,6 +19,7 @@ from tvm_energy.cli.guard import (
     FAILED,
     INTERRUPTED,
     Debug,
+    Force,
     Json,
     Quiet,
     Verbose,
@@ -76,7 +77,9 @@ def command(
     ] = DEFAULT_OBJECTIVE,
     policy: Annotated[
         str,
-        typer.Option(help="Which candidates have their energy measured: snr, all, none, fixed:F."),
+        typer.Option(
+            help="Which candidates have their energy measured: snr, gain, all, none, fixed:F."
+        ),
     ] = "snr",
     trials: Annotated[
         int, typer.Option(min=1, help="Candidates to try in the whole run, all kernels together.")
@@ -127,6 +130,7 @@ def command(
         int | None,
         typer.Option(min=1, help="Tune only that many kernels, the costliest of the model."),
     ] = None,
+    force: Force = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
     as_json: Json = False,
@@ -150,7 +154,10 @@ def command(
     from tvm_energy.meta_schedule import compat  # noqa: F401  (refuses a TVM that would crash)
     from tvm_energy.meta_schedule.device import open_device
 
-    with stdout_for_results(), contextlib.closing(open_device(device, target)) as opened:
+    with (
+        stdout_for_results(),
+        contextlib.closing(open_device(device, target, force=force)) as opened,
+    ):
         if device == "auto" and not quiet:
             _say_device(opened)
         if work_dir is None:

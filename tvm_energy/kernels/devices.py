@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,10 +20,13 @@ from tvm_energy.kernels.pool import WorkerPool
 from tvm_energy.kernels.workers import ArgumentInfo, measure_libraries
 from tvm_energy.measurement import EnergyMeasurement, MeasurementPlan
 from tvm_energy.protocol import measure, measure_interleaved
+from tvm_energy.self_test import open_tested_meter
 from tvm_energy.simulation.devices import DEVICES, find_device
 from tvm_energy.simulation.kernel import KernelWork
 from tvm_energy.simulation.load import SimulatedGpu
 from tvm_energy.simulation.timeline import VirtualClock
+
+logger = logging.getLogger(__name__)
 
 BUILD_TIMEOUT_S = 60.0
 RUN_TIMEOUT_S = 60.0
@@ -109,16 +113,23 @@ def simulated_names() -> list[str]:
     return [f"sim:{name}" for name in DEVICES]
 
 
-def find_gpu(which: int | str | None) -> LocalHardware:
+def find_gpu(which: int | str | None, *, force: bool = False) -> LocalHardware:
     """A GPU by index or UUID, or the first.
+
+    Args:
+        which: index, UUID, or None.
+        force: measure on a MIG GPU too.
 
     Raises:
         MeterUnavailable: there is none whose energy NVML reads.
     """
-    from tvm_energy.meters.nvml import open_nvml_meter
+    from tvm_energy.meters.nvml_devices import cuda_name
 
-    with contextlib.closing(open_nvml_meter(which)) as meter:
-        info = meter.info
+    meter, tested = open_tested_meter(which, force=force)
+    meter.close()
+    info = meter.info
+    for note in info.notes:
+        logger.warning("%s: %s", info.device_name, note)
     return LocalHardware(
         spec=f"cuda:{info.device_uuid}",
         kind="cuda",
@@ -127,11 +138,16 @@ def find_gpu(which: int | str | None) -> LocalHardware:
             "uuid": info.device_uuid,
             "driver": info.driver_version,
         },
-        meter={"kind": "nvml", "uuid": info.device_uuid},
-        meter_info=info.to_json(),
+        meter={
+            "kind": "nvml",
+            "uuid": info.device_uuid,
+            "force": force,
+            "field": None if tested is None else tested.field,
+        },
+        meter_info=info.to_json() | ({} if tested is None else {"self_test": tested.to_json()}),
         max_power_w=info.max_power_w,
         # CUDA and NVML may number GPUs differently; the UUID means the same to both.
-        environment={"CUDA_VISIBLE_DEVICES": info.device_uuid},
+        environment={"CUDA_VISIBLE_DEVICES": cuda_name(info.device_uuid, which, os.environ)},
     )
 
 

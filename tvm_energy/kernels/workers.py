@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import threading
 from collections.abc import Sequence
 from typing import Any
 
+from tvm_energy.errors import ConfigurationError, MeasurementError, MeterUnavailable
 from tvm_energy.measurement import EnergyMeasurement, MeasurementPlan
+from tvm_energy.meters.nvml_devices import WORKER_VARIABLE
 
 #: Shape and dtype of one argument of a kernel.
 ArgumentInfo = tuple[tuple[int, ...], str]
@@ -21,6 +24,7 @@ ArgumentInfo = tuple[tuple[int, ...], str]
 def prepare_worker(environment: dict[str, str]) -> None:
     """Runs once in each new worker process, before any device is touched."""
     os.environ.update(environment)
+    os.environ[WORKER_VARIABLE] = "1"
     import tvm  # noqa: F401
 
 
@@ -65,6 +69,20 @@ def run_library(
     return [float(value) for value in evaluator(*tensors).results]
 
 
+def time_library(path: str, device_type: str, arguments: Sequence[ArgumentInfo]) -> list[float]:
+    """As `run_library`, for a kernel whose latency is wanted whatever it is."""
+    return run_library(
+        path,
+        device_type,
+        arguments,
+        number=1,
+        repeat=5,
+        min_repeat_ms=100,
+        hopeless_s=float("inf"),
+        seed=0,
+    )
+
+
 def measure_libraries(
     jobs: Sequence[tuple[str, Sequence[ArgumentInfo]]],
     device_type: str,
@@ -95,19 +113,146 @@ def measure_libraries(
     ]
 
 
+def measure_exported(
+    path: str,
+    entry: str,
+    arguments: Sequence[ArgumentInfo],
+    device_type: str,
+    meter: dict[str, Any] | None,
+    plan: MeasurementPlan,
+    lock_key: str,
+) -> dict[str, Any]:
+    """Measure a library that somebody exported; a JSON measurement, or only ``latency_s``.
+
+    Args:
+        path: a Relax executable, or a module of packed functions, written by ``export_library``.
+        entry: name of the function in it.
+        arguments: shape and dtype of each argument; for a packed function, outputs included.
+        device_type, meter, plan, lock_key: as in `measure_libraries`; without a meter only the latency
+            is measured.
+    """
+    import tvm
+
+    from tvm_energy.meters.lock import device_lock
+    from tvm_energy.protocol import measure
+
+    device = tvm.runtime.device(device_type, 0)
+    library = _exported(tvm.runtime.load_module(path), entry, device, len(arguments))
+    tensors = _on_device(arguments, device, plan.seed)
+    try:  # what is wrong shows here, before the device is locked
+        library[entry](*tensors)
+        device.sync()
+    except Exception as exc:
+        said = " ".join(str(exc).split())[:400]
+        raise MeasurementError(f"{entry} cannot be run with these arguments: {said}") from exc
+    with device_lock(lock_key):
+        if meter is None:
+            return {"latency_s": _latency_s(library, device, tensors)}
+        with contextlib.closing(open_meter(meter)) as opened:
+            return measure(TvmLoad(library, device, tensors), opened, plan).to_json()
+
+
+def self_test_library(
+    path: str,
+    device_type: str,
+    arguments: Sequence[ArgumentInfo],
+    meter: dict[str, Any],
+    load_name: str,
+    seconds: float,
+    lock_key: str,
+) -> dict[str, Any]:
+    """Compare the sensors of a device, a kernel being the load; a JSON `SelfTest`.
+
+    Args:
+        path, device_type, arguments: of the kernel, as in `run_library`.
+        meter, lock_key: as in `measure_libraries`; every sensor of the meter's device is opened.
+        load_name: what the kernel is, for people.
+        seconds: length of each comparison.
+    """
+    from tvm_energy.meters.lock import device_lock
+    from tvm_energy.self_test import open_sensors, self_test
+
+    load = TvmLoad(*_load(path, device_type, arguments, seed=0))
+    with device_lock(lock_key), contextlib.ExitStack() as stack:
+        meters = open_sensors(lambda field: open_meter({**meter, "field": field}))
+        for opened in meters.values():
+            if not isinstance(opened, str):
+                stack.callback(opened.close)
+        return self_test(meters, load, load_name=load_name, seconds=seconds).to_json()
+
+
+class _Exported:
+    """One function of a module, for `TvmLoad`."""
+
+    def __init__(self, module: Any, entry: str) -> None:
+        self.entry_name = entry
+        self.time_evaluator = module.time_evaluator
+        self._function = module[entry]
+
+    def __getitem__(self, name: str) -> Any:
+        assert name == self.entry_name
+        return self._function
+
+
+def _exported(module: Any, entry: str, device: Any, given: int) -> _Exported:
+    """The function, whether the module is a Relax executable or holds packed functions.
+
+    Raises:
+        ConfigurationError: it has no such function, or one with another number of arguments.
+    """
+    if not module.implements_function("vm_load_executable"):
+        if not module.implements_function(entry, True):
+            raise ConfigurationError(f"the library has no function {entry!r}; name it with --entry")
+        return _Exported(module, entry)
+    from tvm.runtime.vm import VirtualMachine
+
+    machine = VirtualMachine(module, device)
+    try:
+        wanted = int(machine.module["get_function_arity"](entry))
+    except Exception as exc:
+        raise ConfigurationError(
+            f"the Relax executable has no function {entry!r}; name it with --entry"
+        ) from exc
+    if wanted != given:
+        names = [str(machine.module["get_function_param_name"](entry, i)) for i in range(wanted)]
+        raise ConfigurationError(
+            f"{entry} takes {wanted} argument(s) ({', '.join(names)}), but {given} were given; give "
+            "--arg once for each, in that order"
+        )
+    return _Exported(machine.module, entry)
+
+
+def _latency_s(library: Any, device: Any, tensors: list[Any]) -> float:
+    evaluator = library.time_evaluator(
+        library.entry_name, device, number=1, repeat=5, min_repeat_ms=100
+    )
+    return float(evaluator(*tensors).mean)
+
+
 def open_meter(meter: dict[str, Any]) -> Any:
-    """Open the meter that a dict describes: ``{"kind": "nvml", "uuid": ...}`` or ``{"kind": "rapl"}``."""
+    """Open the meter that a dict describes.
+
+    ``{"kind": "nvml", "uuid": ..., "field": ..., "force": ...}`` (the last two as in `open_nvml_meter`,
+    and optional) or ``{"kind": "rapl"}``, which has a counter alone.
+
+    Raises:
+        MeterUnavailable: there is no such sensor.
+    """
     if meter["kind"] == "nvml":
         from tvm_energy.meters.nvml import open_nvml_meter
 
-        return open_nvml_meter(meter["uuid"])
+        return open_nvml_meter(
+            meter["uuid"], field=meter.get("field"), force=bool(meter.get("force"))
+        )
     from tvm_energy.meters.rapl import open_rapl_meter
 
+    if meter.get("field") not in (None, "counter"):
+        raise MeterUnavailable("RAPL has a counter and no other sensor")
     return open_rapl_meter()
 
 
 class TvmLoad:
-    """A compiled kernel as a load (see `tvm_energy.meters.base.Load`).
+    """A compiled kernel as a load (see `tvm_energy.meters.base.TimedLoad`).
 
     Launches are made by TVM's time evaluator, a loop in C++, since a Python loop could not keep a
     GPU busy with kernels of a few microseconds. It runs in a thread of its own and releases the
@@ -120,6 +265,7 @@ class TvmLoad:
         self._tensors = tensors
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
+        self._device_s: float | None = None
 
     def enqueue(self, launches: int) -> None:
         """See `Load.enqueue`."""
@@ -136,14 +282,20 @@ class TvmLoad:
             error, self._error = self._error, None
             raise error
 
+    def device_seconds(self) -> float | None:
+        """See `TimedLoad.device_seconds`: by TVM's timer, which uses events on a GPU."""
+        return self._device_s
+
     def _run(self, launches: int) -> None:
+        self._device_s = None
         try:
             if launches > 1:
                 # The evaluator launches once more, untimed, before it counts.
                 evaluator = self._library.time_evaluator(
                     self._library.entry_name, self._device, number=launches - 1, repeat=1
                 )
-                evaluator(*self._tensors)
+                timed = evaluator(*self._tensors)
+                self._device_s = launches * float(timed.results[0])
             else:
                 self._library[self._library.entry_name](*self._tensors)
             self._device.sync()
@@ -159,10 +311,15 @@ def _load(
 
     library = tvm.runtime.load_module(path)
     device = tvm.device(device_type, 0)
+    return library, device, _on_device(arguments, device, seed)
+
+
+def _on_device(arguments: Sequence[ArgumentInfo], device: Any, seed: int) -> list[Any]:
+    import tvm
+
     # TVM up to 0.19 calls a tensor an array.
     make_tensor = tvm.runtime.tensor if hasattr(tvm.runtime, "tensor") else tvm.nd.array
-    tensors = [make_tensor(values, device=device) for values in random_arguments(arguments, seed)]
-    return library, device, tensors
+    return [make_tensor(values, device=device) for values in random_arguments(arguments, seed)]
 
 
 def random_arguments(arguments: Sequence[ArgumentInfo], seed: int) -> list[Any]:
@@ -183,3 +340,9 @@ def random_arguments(arguments: Sequence[ArgumentInfo], seed: int) -> list[Any]:
         else:
             arrays.append(rng.integers(0, 8, shape).astype(kind))
     return arrays
+
+
+def plain_reason(error: str | None) -> str:
+    """A reason as one line for people: without the traceback and the name of the exception's class."""
+    first = next(iter((error or "").splitlines()), "no reason is known")
+    return re.sub(r"^(\w+\.)+\w+: ", "", first)

@@ -15,7 +15,7 @@ from tvm_energy.meta_schedule.cost_model import FeatureReader
 from tvm_energy.meta_schedule.device import TuningDevice
 from tvm_energy.meta_schedule.runner import argument_infos
 from tvm_energy.meta_schedule.traces import trace_key, workload_hash
-from tvm_energy.session import Candidate, Session
+from tvm_energy.session import Candidate, Order, Session
 
 
 @derived_object
@@ -63,13 +63,13 @@ class _Core:
             for candidate, build, run, row in zip(candidates, builds, runs, features, strict=True)
         ]
 
-        def measure(chosen: Sequence[int]) -> Iterator[EnergyMeasurement | str]:
-            for index in chosen:
+        def measure(orders: Sequence[Order]) -> Iterator[EnergyMeasurement | str]:
+            for order in orders:
                 artifact = Artifact(
-                    path=str(builds[index].artifact_path),
-                    arguments=argument_infos(candidates[index].args_info),
+                    path=str(builds[order.index].artifact_path),
+                    arguments=argument_infos(candidates[order.index].args_info),
                 )
-                yield self._device.measure([artifact], self._plan)[0]
+                yield self._device.measure([artifact], order.plan(self._plan))[0]
 
         self.session.run_round(workload_hash(context.mod), batch, measure)
 

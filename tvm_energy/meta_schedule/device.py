@@ -9,6 +9,7 @@ import os
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from tvm_energy.errors import MeasurementError, MeterUnavailable
 from tvm_energy.kernels.devices import (
     Artifact,
     LocalDevice,
@@ -18,7 +19,15 @@ from tvm_energy.kernels.devices import (
     open_by_name,
 )
 from tvm_energy.kernels.history import History
+from tvm_energy.kernels.workers import (
+    ArgumentInfo,
+    measure_exported,
+    plain_reason,
+    self_test_library,
+    time_library,
+)
 from tvm_energy.measurement import EnergyMeasurement, MeasurementPlan
+from tvm_energy.self_test import SelfTest
 
 
 class TuningDevice(Protocol):
@@ -56,12 +65,13 @@ class TuningDevice(Protocol):
         ...
 
 
-def open_device(spec: str = "auto", target: Any = None) -> TuningDevice:
+def open_device(spec: str = "auto", target: Any = None, *, force: bool = False) -> TuningDevice:
     """Open a device by name.
 
     Args:
         spec: ``auto``, ``cpu``, ``cuda``, ``cuda:N``, a GPU's UUID, or ``sim:NAME``.
         target: TVM target to use instead of the device's own.
+        force: use a GPU that is divided by MIG; its energy is that of the whole GPU.
 
     Raises:
         ConfigurationError: no such device.
@@ -120,6 +130,55 @@ class RealDevice(LocalDevice):
         super().__init__(hardware, str(self.target))
         self.builder = PooledBuilder(self.build_pool, self.history)
         self.runner = PooledRunner(self.run_pool, self.history)
+
+    def measure_exported(
+        self, path: str, entry: str, arguments: Sequence[ArgumentInfo], plan: MeasurementPlan
+    ) -> EnergyMeasurement | float:
+        """Measure a function of an exported library; only its latency where there is no meter.
+
+        Raises:
+            MeasurementError: the library cannot be loaded or run; the message says why.
+        """
+        job = (path, entry, list(arguments), self.kind, self._meter_spec, plan)
+        ((result, error),) = self._measure_pool.map(
+            measure_exported, [(*job, str(self.identity["uuid"]))]
+        )
+        if result is None:
+            raise MeasurementError(plain_reason(error))
+        if "energy_j" in result:
+            return EnergyMeasurement.from_json(result)
+        return float(result["latency_s"])
+
+    def latency(self, artifact: Artifact) -> float:
+        """Seconds a launch of a built kernel, without energy.
+
+        Raises:
+            MeasurementError: the kernel cannot be run; the message says why.
+        """
+        ((times_s, error),) = self.run_pool.map(
+            time_library, [(artifact.path, self.kind, artifact.arguments)]
+        )
+        if times_s is None:
+            raise MeasurementError(plain_reason(error))
+        return sum(times_s) / len(times_s)
+
+    def self_test(self, artifact: Artifact, load_name: str, seconds: float) -> SelfTest:
+        """Compare the sensors of the device while that kernel runs.
+
+        Raises:
+            MeasurementError: the kernel cannot be run; the message says why.
+            MeterUnavailable: the device has no energy meter.
+        """
+        if self._meter_spec is None:
+            raise MeterUnavailable(self.no_meter_reason)
+        spec = {key: value for key, value in self._meter_spec.items() if key != "field"}
+        job = (artifact.path, self.kind, artifact.arguments, spec, load_name, seconds)
+        ((result, error),) = self._measure_pool.map(
+            self_test_library, [(*job, str(self.identity["uuid"]))]
+        )
+        if result is None:
+            raise MeasurementError(plain_reason(error))
+        return SelfTest.from_json(result)
 
     def close(self) -> None:
         """See `TuningDevice.close`."""

@@ -39,6 +39,7 @@ __all__ = [
     "Network",
     "ONNX_MODEL_ZOO",
     "Task",
+    "apply_default_schedule",
     "compile_network",
     "extract_tasks",
     "import_onnx",
@@ -133,10 +134,19 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """A compiled kernel, and whether the database had a schedule for it."""
+    """A compiled kernel.
+
+    Attributes:
+        name: of its function in the module.
+        tuned: whether the database had a schedule for it.
+        workload: structural hash, as in the first column of ``database_workload.json``.
+        fixed_sizes: False where a size depends on the data, so that it cannot be tuned.
+    """
 
     name: str
     tuned: bool
+    workload: str = ""
+    fixed_sizes: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -520,12 +530,14 @@ def compile_network(
     lowered = lower(network, target)
     from tvm import relax, transform
 
+    workloads = _workloads(lowered)
     with target, transform.PassContext(opt_level=3):
         tuned = _apply_database(lowered, database)
         kernels = tuple(
-            Kernel(name, scheduled) for name, scheduled in sorted(_scheduled(tuned).items())
+            Kernel(name, scheduled, *workloads[name])
+            for name, scheduled in sorted(_scheduled(tuned).items())
         )
-        ready = _apply_default_schedule(tuned, target)
+        ready = apply_default_schedule(tuned, target)
         finish = transform.Sequential(_finishing_passes(target))
         executable = relax.build(ready, target=target, relax_pipeline=finish)
     return CompiledNetwork(network=network, target=target, executable=executable, kernels=kernels)
@@ -555,7 +567,12 @@ def _apply_database(module: IRModule, database: Database | None) -> IRModule:
         return relax.transform.MetaScheduleApplyDatabase()(module)
 
 
-def _apply_default_schedule(module: IRModule, target: Target) -> IRModule:
+def apply_default_schedule(module: IRModule, target: Target) -> IRModule:
+    """Give every kernel TVM's default GPU schedule (``dlight``); on a CPU nothing is done.
+
+    Raises:
+        TvmEnergyError: a kernel got none.
+    """
     from tvm.relax.backend.utils import BackendDispatcher
     from tvm.s_tir import dlight
 
@@ -569,6 +586,21 @@ def _apply_default_schedule(module: IRModule, target: Target) -> IRModule:
             f"TVM has no default GPU schedule for {listing(missing)}; tune these kernels first"
         )
     return module
+
+
+def _workloads(module: IRModule) -> dict[str, tuple[str, bool]]:
+    """TIR functions by name: their workload's hash, and whether their sizes are fixed."""
+    from tvm.s_tir.meta_schedule.tune_context import _normalize_mod
+    from tvm.tirx import PrimFunc
+
+    from tvm_energy.meta_schedule.traces import workload_hash
+
+    modules = {
+        variable.name_hint: _normalize_mod(function)
+        for variable, function in module.functions_items()
+        if isinstance(function, PrimFunc)
+    }
+    return {name: (workload_hash(mod), _has_fixed_sizes(mod)) for name, mod in modules.items()}
 
 
 def _scheduled(module: IRModule) -> dict[str, bool]:

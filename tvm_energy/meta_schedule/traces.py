@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tvm_ffi import structural_hash
+
+from tvm_energy.records import kernel_key
 
 
 def workload_hash(mod: Any) -> str:
@@ -21,8 +21,7 @@ def trace_key(trace: Any) -> str:
     A candidate, the database record that it becomes, and that record read back from the file all
     have the same key.
     """
-    text = json.dumps(_plain(trace.as_json()), separators=(",", ":"), sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    return kernel_key(_plain(trace.as_json()))
 
 
 def _plain(value: Any) -> Any:

@@ -8,7 +8,7 @@ clock, so that the same measuring code runs in both worlds.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,9 +40,9 @@ class MeterInfo:
     """Identity and capabilities of a meter, as they go into log headers.
 
     Attributes:
-        meter: ``nvml``, ``rapl``, ``simulated``.
+        meter: ``nvml``, ``rapl``, ``zeus``, ``simulated``.
         method: ``counter``, ``power_integral`` or ``power_average``.
-        scope: ``gpu``, ``module``, ``memory``, ``package``.
+        scope: what the sensor sees: ``gpu``, ``module``, ``memory``, ``package``, ...
         device_name, device_uuid, driver_version: what is measured.
         update_period_s: measured time between updates of the sensor.
         resolution_j: one step of a counter, in joules; None for power sensors.
@@ -114,4 +114,17 @@ class Load(Protocol):
 
     def synchronize(self) -> None:
         """Wait until everything queued has finished."""
+        ...
+
+
+@runtime_checkable
+class TimedLoad(Load, Protocol):
+    """A load that knows, from the device's own clock, how long its launches ran.
+
+    Host time between `enqueue` and the end of `synchronize` contains what the host needs to start the
+    first launch and to notice the end of the last; the device is idle meanwhile.
+    """
+
+    def device_seconds(self) -> float | None:
+        """Device time of the launches that the last `synchronize` waited for; None if unknown."""
         ...

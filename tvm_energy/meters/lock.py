@@ -22,6 +22,9 @@ from tvm_energy.errors import MeterUnavailable
 
 logger = logging.getLogger(__name__)
 
+#: Names the directory of the lock files, for machines where /tmp is private to each job.
+DIRECTORY_VARIABLE = "TVM_ENERGY_LOCK_DIR"
+
 _POLL_S = 0.05
 _SAY_SO_AFTER_S = 1.0
 
@@ -35,8 +38,7 @@ def device_lock(
     Args:
         key: identifies the device, for example the UUID of a GPU.
         timeout_s: how long to wait for another process; 0 does not wait.
-        directory: where the lock file lies. The default is the machine's directory for temporary
-            files, the same for all users.
+        directory: where the lock file lies; None is `shared_directory`.
 
     Yields:
         The path of the lock file. It stays there afterwards: removing it would let two processes
@@ -45,8 +47,8 @@ def device_lock(
     Raises:
         MeterUnavailable: another process kept the device, or the lock file cannot be opened.
     """
-    path = (directory or _shared_directory()) / _file_name(key)
-    descriptor = _open(path)
+    path = lock_path(key, directory)
+    descriptor = open_shared(path)
     try:
         _wait_for(descriptor, path, key, timeout_s)
         _write_owner(descriptor)
@@ -55,18 +57,43 @@ def device_lock(
         os.close(descriptor)  # closing releases the lock
 
 
-def _shared_directory() -> Path:
+def lock_owner(key: str, directory: Path | None = None) -> int | None:
+    """Pid of the process that holds the device; None where it is free. Does not wait.
+
+    A process that holds it but cannot be named (another user's container) is 0.
+    """
+    path = lock_path(key, directory)
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return _owner_pid(path) or 0
+    finally:
+        os.close(descriptor)
+    return None
+
+
+def shared_directory() -> Path:
+    """The directory that all users' processes agree on: $TVM_ENERGY_LOCK_DIR, or /tmp."""
+    configured = os.environ.get(DIRECTORY_VARIABLE)
+    if configured:
+        return Path(configured)
     # TMPDIR is often private to a user or a job; a lock there would exclude nobody else.
     shared = Path("/tmp")
     return shared if os.access(shared, os.W_OK | os.X_OK) else Path(tempfile.gettempdir())
 
 
-def _file_name(key: str) -> str:
-    return f"tvm_energy-{re.sub(r'[^A-Za-z0-9._-]', '_', key)}.lock"
+def lock_path(key: str, directory: Path | None = None) -> Path:
+    """The lock file of a device."""
+    name = re.sub(r"[^A-Za-z0-9._-]", "_", key)
+    return (directory or shared_directory()) / f"tvm_energy-{name}.lock"
 
 
-def _open(path: Path) -> int:
-    """Open the lock file, made by whoever comes first.
+def open_shared(path: Path) -> int:
+    """Open a file that every user may write, made by whoever comes first; its descriptor.
 
     The kernel refuses O_CREAT on another user's file in a sticky directory (sysctl
     fs.protected_regular), so an existing file is opened without it. Symbolic links are not followed.
@@ -123,8 +150,12 @@ def _write_owner(descriptor: int) -> None:
 
 
 def _owner(path: Path) -> str:
+    pid = _owner_pid(path)
+    return "process unknown" if pid is None else f"process {pid}"
+
+
+def _owner_pid(path: Path) -> int | None:
     try:
-        pid = int(path.read_text(encoding="ascii"))
+        return int(path.read_text(encoding="ascii"))
     except (OSError, ValueError):
-        return "process unknown"
-    return f"process {pid}"
+        return None

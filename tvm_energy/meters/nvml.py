@@ -9,16 +9,16 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from tvm_energy.errors import MeterUnavailable
 from tvm_energy.meters.base import DeviceState, MeterInfo, Reading, TimeSource
 from tvm_energy.meters.nvml_devices import (
+    MIG_NOTE,
     GpuInfo,
     choose,
     describe_all,
-    is_mig_enabled,
     mig_problem,
     optional,
     other_processes,
@@ -26,7 +26,9 @@ from tvm_energy.meters.nvml_devices import (
 )
 from tvm_energy.meters.nvml_errors import opening, reading
 from tvm_energy.meters.nvml_sensors import (
+    SCOPE_NAMES,
     SENSOR_NAMES,
+    ScopeName,
     Sensor,
     SensorName,
     supported_sensors,
@@ -34,7 +36,7 @@ from tvm_energy.meters.nvml_sensors import (
 from tvm_energy.meters.system_time import SystemTime
 from tvm_energy.meters.update_period import Changes, watch_changes
 
-__all__ = ["GpuInfo", "NvmlMeter", "list_gpus", "open_nvml_meter", "throttle_names"]
+__all__ = ["GpuInfo", "NvmlMeter", "list_gpus", "nvml_session", "open_nvml_meter", "throttle_names"]
 
 #: What nvidia-ml-py has and the packages that install a module of the same name may lack.
 _NEEDED_NAMES = (
@@ -71,6 +73,10 @@ _ASSUMED_PERIOD_S = 0.1
 #: Counter and instant power are compared at start; zeus#181 found 187 J against 327 J on one GPU.
 _CROSS_CHECK = 0.10
 _CROSS_CHECK_W = 5.0
+
+#: What was found out about a GPU's sensors in this process: a worker opens the meter for each kernel,
+#: and timing the updates takes as long as a window does.
+_timed: dict[tuple[Any, ...], tuple[str, float, list[str]]] = {}
 
 
 class NvmlMeter:
@@ -123,11 +129,24 @@ def list_gpus(nvml: Any = None) -> list[GpuInfo]:
     Raises:
         MeterUnavailable: no library, no driver, no permission; the message says what to do.
     """
+    with nvml_session(nvml) as started, opening(started, "listing the GPUs"):
+        return describe_all(started)
+
+
+@contextlib.contextmanager
+def nvml_session(nvml: Any = None) -> Iterator[Any]:
+    """The module, started and stopped around the block.
+
+    Args:
+        nvml: a module like ``pynvml``; None imports it.
+
+    Raises:
+        MeterUnavailable: no library, no driver, no permission; the message says what to do.
+    """
     nvml = _import_pynvml() if nvml is None else nvml
     _start(nvml)
     try:
-        with opening(nvml, "listing the GPUs"):
-            return describe_all(nvml)
+        yield nvml
     finally:
         _stop(nvml)
 
@@ -138,8 +157,12 @@ def open_nvml_meter(
     nvml: Any = None,
     time: TimeSource | None = None,
     field: SensorName | None = None,
+    scope: ScopeName | None = None,
+    force: bool = False,
 ) -> NvmlMeter:
-    """Open the best energy sensor of a GPU; about a second passes while its updates are timed.
+    """Open the best energy sensor of a GPU.
+
+    The first time in a process about a second passes while the sensor's updates are timed.
 
     Args:
         uuid_or_index: UUID, NVML's index, or None for what CUDA would call device 0 (the variable
@@ -148,13 +171,18 @@ def open_nvml_meter(
         time: the time source; None is real time, or that of a simulated module.
         field: ``counter``, ``instant`` or ``usage`` to insist on one sensor; None takes the best
             (see `tvm_energy.meters.nvml_sensors`).
+        scope: ``gpu``, ``module`` (GPU and processor of a Grace Hopper) or ``memory`` to insist on what
+            the sensor covers; None takes the best sensor of the GPU or, failing that, the module.
+        force: measure a GPU that is divided by MIG as a whole; its notes say so.
 
     Raises:
         MeterUnavailable: with the reason and the remedy.
-        ValueError: unknown ``field``.
+        ValueError: unknown ``field`` or ``scope``.
     """
     if field is not None and field not in SENSOR_NAMES:
         raise ValueError(f"field must be one of {', '.join(SENSOR_NAMES)}, got {field!r}")
+    if scope is not None and scope not in SCOPE_NAMES:
+        raise ValueError(f"scope must be one of {', '.join(SCOPE_NAMES)}, got {scope!r}")
     nvml = _import_pynvml() if nvml is None else nvml
     simulated = bool(getattr(nvml, "simulated", False))
     if time is None:
@@ -164,7 +192,7 @@ def open_nvml_meter(
     _start(nvml)
     try:
         with opening(nvml, "opening the GPU"):
-            return _open(nvml, uuid_or_index, time, field, simulated)
+            return _open(nvml, uuid_or_index, time, field, scope, simulated, force)
     except BaseException:
         _stop(nvml)
         raise
@@ -175,16 +203,20 @@ def _open(
     uuid_or_index: str | int | None,
     time: TimeSource,
     field: SensorName | None,
+    scope: ScopeName | None,
     simulated: bool,
+    force: bool,
 ) -> NvmlMeter:
-    gpu, notes = choose(describe_all(nvml), uuid_or_index)
-    if gpu.problem:
+    gpu, notes = choose(describe_all(nvml), uuid_or_index, force=force)
+    if gpu.mig_enabled and gpu.sensors:
+        if not force:
+            raise MeterUnavailable(mig_problem(gpu.name))
+        notes = (*notes, MIG_NOTE)
+    elif gpu.problem:
         raise MeterUnavailable(f"{gpu.name} cannot be measured: {gpu.problem}")
     handle = nvml.nvmlDeviceGetHandleByUUID(gpu.uuid)
-    if is_mig_enabled(nvml, handle):
-        raise MeterUnavailable(mig_problem(gpu.name))
-    sensors = list(supported_sensors(nvml, handle, gpu.name))
-    sensor, period_s, sensor_notes = _choose_sensor(nvml, sensors, time, field, gpu)
+    sensors = list(supported_sensors(nvml, handle, gpu.name, scope))
+    sensor, period_s, sensor_notes = _choose_sensor(sensors, time, field, gpu)
     info = MeterInfo(
         meter="simulated" if simulated else "nvml",
         method=sensor.method,
@@ -202,16 +234,32 @@ def _open(
 
 
 def _choose_sensor(
-    nvml: Any, sensors: list[Sensor], time: TimeSource, field: SensorName | None, gpu: GpuInfo
+    sensors: list[Sensor], time: TimeSource, field: SensorName | None, gpu: GpuInfo
 ) -> tuple[Sensor, float, list[str]]:
     """The first sensor that lives; its update period, and notes on it."""
+    if not isinstance(time, SystemTime):
+        return _time_sensors(sensors, time, field, gpu)
+    offered = tuple(sensor.title for sensor in sensors)
+    key = (gpu.uuid, gpu.driver_version, field, offered)
+    if key in _timed:
+        title, period_s, notes = _timed[key]
+        return sensors[offered.index(title)], period_s, notes
+    sensor, period_s, notes = _time_sensors(sensors, time, field, gpu)
+    if period_s != _ASSUMED_PERIOD_S:
+        _timed[key] = sensor.title, period_s, notes
+    return sensor, period_s, notes
+
+
+def _time_sensors(
+    sensors: list[Sensor], time: TimeSource, field: SensorName | None, gpu: GpuInfo
+) -> tuple[Sensor, float, list[str]]:
     notes: list[str] = []
-    instant = next((sensor for sensor in sensors if sensor.name == "instant"), None)
     for sensor in sensors:
         if field not in (None, sensor.name):
             continue
         if sensor.method == "counter":
-            changes, doubt = _watch_counter(sensor, instant, time)
+            same = (s for s in sensors if s.name == "instant" and s.scope == sensor.scope)
+            changes, doubt = _watch_counter(sensor, next(same, None), time)
             notes += doubt
             if not changes.times_s:
                 notes.append(f"the {sensor.title} does not move; not used")
@@ -224,8 +272,10 @@ def _choose_sensor(
             notes.append(f"the update period could not be timed; {period_s:g} s is assumed")
         if sensor.method != "counter":
             notes.append(f"no cumulative counter is used: {sensor.title}")
-        if sensor.scope != "gpu":
-            notes.append(f"the sensor covers the whole {sensor.scope}, not the GPU alone")
+        if sensor.scope == "module":
+            notes.append("the sensor covers the whole module, not the GPU alone")
+        elif sensor.scope == "memory":
+            notes.append("the sensor covers the memory only")
         return sensor, period_s, notes
     wanted = "an energy sensor" if field is None else f"the sensor {field!r}"
     answering = ", ".join(sensor.title for sensor in sensors) or "none"

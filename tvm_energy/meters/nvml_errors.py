@@ -16,7 +16,7 @@ NOT_SUPPORTED = 3
 FUNCTION_NOT_FOUND = 13
 
 _UNINITIALIZED = 1
-_NO_PERMISSION = 4
+NO_PERMISSION = 4
 _NOT_FOUND = 6
 _DRIVER_NOT_LOADED = 9
 _LIBRARY_NOT_FOUND = 12
@@ -32,7 +32,7 @@ _SENTENCES = {
     _UNINITIALIZED: "NVML was shut down; open the meter again",
     2: "NVML refused an argument; update the driver or nvidia-ml-py",
     NOT_SUPPORTED: "this GPU does not support the query; try another sensor or a newer driver",
-    _NO_PERMISSION: (
+    NO_PERMISSION: (
         "no permission; in a container pass the GPU with --gpus and the capability 'utility', "
         "elsewhere ask the administrator for access to /dev/nvidiactl"
     ),
@@ -73,7 +73,7 @@ _SENTENCES = {
 #: Trying the same again cannot help: the meter is gone for this process.
 _PERMANENT = {
     _UNINITIALIZED,
-    _NO_PERMISSION,
+    NO_PERMISSION,
     NOT_SUPPORTED,
     _NOT_FOUND,
     _DRIVER_NOT_LOADED,

@@ -11,7 +11,8 @@
 A counter holds still between its updates, so the difference of two readings is wrong by up to one
 update at each end. A window therefore opens and closes *on* an update: what is uncertain then is only
 when the update came, between two readings that lie close together near the expected moment. The
-launches done by that moment are interpolated linearly inside the running chunk.
+launches done by that moment are interpolated linearly inside the running chunk, on the device's own
+clock where the load has one. Windows do not share an update, so their errors are independent.
 """
 
 from __future__ import annotations
@@ -24,7 +25,14 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from tvm_energy.errors import MeasurementError, MeasurementTooShort
-from tvm_energy.meters.base import DeviceState, Load, MeterInfo, PowerMeter, Reading
+from tvm_energy.meters.base import (
+    DeviceState,
+    Load,
+    MeterInfo,
+    PowerMeter,
+    Reading,
+    TimedLoad,
+)
 
 #: A reading above this many times the power limit is an error of the sensor.
 IMPLAUSIBLE = 1.5
@@ -38,7 +46,7 @@ LONG_AVERAGE_S = 1.0
 _POWER_STEP_W = 1e-3  # NVML gives whole milliwatts
 
 #: Close readings: this part of the update period, and no closer than this many seconds.
-_CLOSE_PART = 1 / 50
+_CLOSE_PART = 1 / 100
 _CLOSE_AT_LEAST_S = 5e-4
 
 #: Chunks differ in length by so much, lest their rhythm locks with that of the sensor.
@@ -58,6 +66,8 @@ class Window:
         sigma_j: standard error of ``energy_j`` that the sensor causes (edges, resolution, noise).
         seconds: length.
         launches: launches inside, a fraction of one at each edge included.
+        busy_s: seconds inside with the kernel running, by the device's own clock; None where the
+            load has no such clock.
         updates: updates of the sensor inside.
     """
 
@@ -65,7 +75,32 @@ class Window:
     sigma_j: float
     seconds: float
     launches: float
+    busy_s: float | None
     updates: int
+
+    @property
+    def idle_share(self) -> float:
+        """Part of the window in which the device is known to have waited for the host."""
+        return 0.0 if self.busy_s is None else max(0.0, 1 - self.busy_s / self.seconds)
+
+    @property
+    def latency_s(self) -> float:
+        """Seconds a launch, without the time that the device waited for the host."""
+        return (self.seconds if self.busy_s is None else self.busy_s) / self.launches
+
+    @property
+    def energy_a_launch_j(self) -> float:
+        """Joules a launch.
+
+        While the device waits between two chunks it draws something between nothing and what the
+        kernel draws: half of that time counts, and `sigma_gaps_j` says how uncertain that is.
+        """
+        return self.energy_j * (1 - 0.5 * self.idle_share) / self.launches
+
+    @property
+    def sigma_gaps_j(self) -> float:
+        """Standard error of `energy_a_launch_j` from those waits; more windows do not lessen it."""
+        return self.energy_j * self.idle_share / math.sqrt(12) / self.launches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +120,7 @@ class BusyDevice:
         meter: the sensor of the device that the kernel runs on.
         latency_s: seconds a launch, roughly; corrected with every chunk.
         chunk_s: length of a chunk.
-        rng: varies the lengths of chunks a little.
+        rng: varies the lengths of chunks, and the moments of readings, a little.
     """
 
     def __init__(
@@ -94,6 +129,7 @@ class BusyDevice:
         self.meter = meter
         self.latency_s = latency_s
         self._load = load
+        self._device_seconds = load.device_seconds if isinstance(load, TimedLoad) else None
         self._chunk_s = chunk_s
         self._rng = rng
         self._running: tuple[float, int] | None = None  # start, launches
@@ -101,6 +137,8 @@ class BusyDevice:
         # Corners of launches over time: linear inside a chunk, level between chunks.
         self._times_s = [meter.time.now()]
         self._launches = [0]
+        self._busy_s = [0.0]
+        self._timed = False
         self._value: float | None = None
         self._changed_s = meter.time.now()
 
@@ -125,6 +163,10 @@ class BusyDevice:
         self._check(reading)
         return reading
 
+    def dither(self) -> float:
+        """A random factor from 0.5 to 1."""
+        return self._rng.uniform(0.5, 1.0)
+
     def state(self) -> DeviceState:
         """Clock, temperature and throttle reasons with the kernel running."""
         if self._running is None:
@@ -140,21 +182,35 @@ class BusyDevice:
         self._load.synchronize()
         end_s = self.meter.time.now()
         self._running_until_s = -math.inf
-        done = self._launches[-1]
+        self.latency_s = max(end_s - start_s, 1e-9) / launches
+        device_s = None if self._device_seconds is None else self._device_seconds()
+        if device_s is not None:
+            self._timed = True
+            # The end is noticed promptly; what the host needed came before the first launch.
+            start_s = max(start_s, end_s - device_s)
+        done, busy_s = self._launches[-1], self._busy_s[-1]
         self._times_s += [start_s, end_s]
         self._launches += [done, done + launches]
-        self.latency_s = max(end_s - start_s, 1e-9) / launches
+        self._busy_s += [busy_s, busy_s + (end_s - start_s)]
 
-    def launches_at(self, time_s: float) -> float:
-        """Launches done by that moment; chunks must be finished up to there."""
+    def launches_between(self, start_s: float, end_s: float) -> float:
+        """Launches done between two moments; chunks must be finished up to there."""
+        return self._at(end_s, self._launches) - self._at(start_s, self._launches)
+
+    def busy_between(self, start_s: float, end_s: float) -> float | None:
+        """Seconds with the kernel running, by the device's own clock; None where there is none."""
+        if not self._timed:
+            return None
+        return self._at(end_s, self._busy_s) - self._at(start_s, self._busy_s)
+
+    def _at(self, time_s: float, values: Sequence[float]) -> float:
         right = bisect_right(self._times_s, time_s)
         if right >= len(self._times_s):
-            return float(self._launches[-1])
+            return float(values[-1])
         if right == 0:
             return 0.0
         t0, t1 = self._times_s[right - 1], self._times_s[right]
-        n0, n1 = self._launches[right - 1], self._launches[right]
-        return n0 + (n1 - n0) * (time_s - t0) / (t1 - t0)
+        return values[right - 1] + (values[right] - values[right - 1]) * (time_s - t0) / (t1 - t0)
 
     def forget_value(self) -> None:
         """Start watching for changes anew (after a pause or a reset)."""
@@ -201,7 +257,7 @@ def check_power(power_w: float, info: MeterInfo) -> None:
         MeasurementError: not finite, not positive, or far above the power limit.
     """
     limit_w = math.inf if info.max_power_w is None else IMPLAUSIBLE * info.max_power_w
-    if not 0 <= power_w <= limit_w:
+    if not 0 < power_w <= limit_w:
         raise MeasurementError(
             f"{info.device_name}: {power_w:.4g} W is not plausible (limit {info.max_power_w} W); "
             "measure again, and check the driver if it stays"
@@ -246,7 +302,8 @@ def _counter_window(busy: BusyDevice, window_s: float, deadline_s: float) -> Win
     while last.time_s < deadline_s:
         left_s = expected_s - margin_s - last.time_s
         near = left_s <= close_s
-        reading = busy.read(close_s if near else min(0.5 * period_s, left_s))
+        # Gaps of random length: with equal ones, all windows would err to the same side.
+        reading = busy.read(close_s * busy.dither() if near else min(0.5 * period_s, left_s))
         if reading.energy_j != last.energy_j:
             latest = _update_between(last, reading, info)
             if opening is None:
@@ -280,6 +337,7 @@ def _between(busy: BusyDevice, opening: _Update, closing: _Update, updates: int)
         raise _too_short(busy.meter.info, seconds)
     power_w = energy_j / seconds
     check_power(power_w, busy.meter.info)
+    launches = _launches(busy, opening.time_s, closing.time_s)
     # Uniform within +-u has the standard deviation u / sqrt(3); likewise for half a counter step.
     edges_s2 = (opening.uncertainty_s**2 + closing.uncertainty_s**2) / 3
     steps_j2 = (busy.meter.info.resolution_j or 0.0) ** 2 / 6
@@ -287,9 +345,20 @@ def _between(busy: BusyDevice, opening: _Update, closing: _Update, updates: int)
         energy_j=energy_j,
         sigma_j=math.sqrt(power_w**2 * edges_s2 + steps_j2),
         seconds=seconds,
-        launches=busy.launches_at(closing.time_s) - busy.launches_at(opening.time_s),
+        launches=launches,
+        busy_s=busy.busy_between(opening.time_s, closing.time_s),
         updates=updates,
     )
+
+
+def _launches(busy: BusyDevice, start_s: float, end_s: float) -> float:
+    launches = busy.launches_between(start_s, end_s)
+    if not launches > 0:
+        raise MeasurementError(
+            f"{busy.meter.info.device_name}: the device waited for the host all through a window of "
+            f"{end_s - start_s:.3g} s; measure again when this machine is less busy"
+        )
+    return launches
 
 
 def _power_window(busy: BusyDevice, window_s: float, deadline_s: float) -> Window:
@@ -297,6 +366,8 @@ def _power_window(busy: BusyDevice, window_s: float, deadline_s: float) -> Windo
     started_s = busy.meter.time.now()
     wait_s = 0.5 * info.update_period_s
     length_s = max(window_s, info.update_period_s)
+    if info.method == "power_average":  # shorter windows would see the same average twice
+        length_s = max(length_s, LONG_AVERAGE_S)
     readings = [busy.read(0.0)]
     values = [_watts(readings[0])]
     while readings[-1].time_s < readings[0].time_s + length_s or len(values) < 2:
@@ -315,7 +386,8 @@ def _power_window(busy: BusyDevice, window_s: float, deadline_s: float) -> Windo
         energy_j=energy_j,
         sigma_j=seconds * _mean_sigma_w(values, seconds, info),
         seconds=seconds,
-        launches=busy.launches_at(readings[-1].time_s) - busy.launches_at(readings[0].time_s),
+        launches=_launches(busy, readings[0].time_s, readings[-1].time_s),
+        busy_s=busy.busy_between(readings[0].time_s, readings[-1].time_s),
         updates=len(values) - 1,
     )
 

@@ -8,11 +8,14 @@ Every constant names its source in the comment beside it:
     [kt]    fitted by us to the power-over-clock table of an A100-PCIE-40GB in KernelTuner's
             kernel_tuner_tutorial (energy/data), Apache-2.0
     [ai]    fitted by us to H200 rows of ai-dynamo/aiconfigurator, Apache-2.0
+    [sys]   the list of clocks that the driver of the board offers in sysfs (``available_frequencies``),
+            as scripts in public repositories print it
     [isscc] Horowitz, "Computing's energy problem", ISSCC 2014, scaled to the process (estimate)
     [est]   our estimate; the comment says how
 
 Figures marked [ds], [mb] and the pJ/bit of DRAM were written down from general knowledge of these
-sources and not compared with their text; only the [kt] and [ai] data were at hand.
+sources and not compared with their text; only the [kt], [ai] and [sys] data were at hand, and of the Jetson
+boards' data sheets cores, clocks and memory.
 
 Energies are joules at the *reference* voltage, that of the highest clock, and scale with voltage
 squared; DRAM has a supply of its own and does not scale.
@@ -91,6 +94,7 @@ class DeviceSpec:
         alu_latency_clocks, shared_latency_clocks, l2_latency_clocks, dram_latency_s: from issue to use.
         launch_gap_s: from the end of one kernel to the start of the next in one stream.
         min_clock_mhz, max_clock_mhz, clock_step_mhz: core clocks that can be locked.
+        listed_clocks_mhz: these clocks where their steps are uneven, ascending; else empty.
         ridge_clock_mhz: up to here the voltage is lowest and constant.
         voltage_ratio: voltage at the highest clock over the lowest voltage.
         power_limit_w: enforced power limit; the clock falls until the power fits.
@@ -133,6 +137,7 @@ class DeviceSpec:
     min_clock_mhz: float
     max_clock_mhz: float
     clock_step_mhz: float = 15.0
+    listed_clocks_mhz: tuple[float, ...] = ()
     ridge_clock_mhz: float
     voltage_ratio: float
     power_limit_w: float
@@ -159,6 +164,8 @@ class DeviceSpec:
     @property
     def clocks_mhz(self) -> tuple[float, ...]:
         """Core clocks that can be locked, ascending."""
+        if self.listed_clocks_mhz:
+            return self.listed_clocks_mhz
         steps = round((self.max_clock_mhz - self.min_clock_mhz) / self.clock_step_mhz)
         return tuple(self.min_clock_mhz + i * self.clock_step_mhz for i in range(steps + 1))
 
@@ -322,8 +329,112 @@ H200 = DeviceSpec(
     ),
 )
 
+# The two Jetson boards of arXiv:2502.06295. Power is that of the whole module: the GPU shares supply and
+# memory with the CPU, and the board's sensor sees them together.
+ORIN_NANO = DeviceSpec(
+    name="orin-nano",
+    full_name="NVIDIA Jetson Orin Nano 8GB (Super, 25 W)",
+    # TVM's tag names an ARM host, which cross-compiles; nothing runs here, so the host is left out.
+    target=(
+        '{"kind": "cuda", "arch": "sm_87", "max_num_threads": 1024, "max_threads_per_block": 1024, '
+        '"max_shared_memory_per_block": 49152, "registers_per_block": 65536, '
+        '"thread_warp_size": 32, "l2_cache_size_bytes": 2097152}'
+    ),
+    sms=8,  # [ds] 1024 cores
+    fp32_lanes=128,  # [ds]
+    int_lanes=64,  # [ds] as in other Ampere chips
+    fp16_lanes=256,  # [ds]
+    fp64_lanes=2,  # [ds]
+    tensor_flops_per_clock=2048,  # [ds] 67 TOP/s sparse int8 is 17 TFLOP/s dense float16
+    max_threads_per_sm=1536,  # [ds]
+    max_blocks_per_sm=16,  # [ds]
+    l1_bytes=192 * 1024,  # [ds]
+    max_shared_bytes_per_sm=164 * 1024,  # [ds]
+    l2_bytes=2 * 1024 * 1024,  # [ds]
+    l2_bytes_per_clock=360,  # [est] 64 B/clock for each multiprocessor, 0.7 of it reached
+    dram_bytes_per_s=102.4e9,  # [ds] 128-bit LPDDR5 at 3200 MHz
+    dram_efficiency=0.85,  # [est] shared with the CPU
+    shared_latency_clocks=23,  # [est] as the A100
+    l2_latency_clocks=190,  # [est] as the A100, smaller chip
+    dram_latency_s=350e-9,  # [est] LPDDR5 behind the memory controller of the whole chip
+    launch_gap_s=2.5e-6,  # [est] twice a server's: slower CPU, one memory
+    min_clock_mhz=306,  # [sys]
+    max_clock_mhz=1020,  # [sys] [ds]
+    listed_clocks_mhz=(306, 408, 510, 612, 714, 816, 918, 1020),  # [sys]
+    ridge_clock_mhz=714,  # [est] 0.70 of the highest clock, as measured on an A100 (2211.07260)
+    voltage_ratio=1.35,  # [est] about 0.65 V to 0.88 V
+    power_limit_w=25,  # [ds] highest power mode
+    idle_power_w=5.0,  # [est] board idle, between 4 W and 6 W
+    constant_power_w=4.3,  # [est] board, CPU and memory controller
+    static_power_w=1.5,  # [est] leakage of one graphics cluster
+    thermal_resistance_c_per_w=1.9,  # [est] about 75 degrees at 25 W
+    thermal_time_constant_s=60,  # [est] small heat sink with a fan
+    energy=EnergyTable(
+        **{
+            name: getattr(_GA100_ENERGY.scaled(0.75), name)
+            for name in EnergyTable.__dataclass_fields__
+            if name not in ("dram_byte_j",)
+        },  # [est] 8 nm at 0.88 V against 7 nm at 1.05 V
+        dram_byte_j=46 * PICO,  # [est] LPDDR5 4 pJ/bit, x 1.4 for PHY and controller
+    ),
+)
+
+XAVIER_NX = DeviceSpec(
+    name="xavier-nx",
+    full_name="NVIDIA Jetson Xavier NX 8GB (20 W)",
+    # TVM has no tag for this board.
+    target=(
+        '{"kind": "cuda", "arch": "sm_72", "max_num_threads": 1024, "max_threads_per_block": 1024, '
+        '"max_shared_memory_per_block": 49152, "registers_per_block": 65536, '
+        '"thread_warp_size": 32, "l2_cache_size_bytes": 524288}'
+    ),
+    sms=6,  # [ds] 384 cores
+    fp32_lanes=64,  # [ds]
+    int_lanes=64,  # [ds]
+    fp16_lanes=128,  # [ds]
+    fp64_lanes=32,  # [ds]
+    tensor_flops_per_clock=1024,  # [ds] 48 tensor cores
+    max_threads_per_sm=2048,  # [ds]
+    max_blocks_per_sm=32,  # [ds]
+    l1_bytes=128 * 1024,  # [ds]
+    max_shared_bytes_per_sm=96 * 1024,  # [ds]
+    l2_bytes=512 * 1024,  # [ds]
+    l2_bytes_per_clock=270,  # [est] 64 B/clock for each multiprocessor, 0.7 of it reached
+    dram_bytes_per_s=51.2e9,  # [ds] 128-bit LPDDR4x at 1600 MHz
+    dram_efficiency=0.85,  # [est] shared with the CPU
+    shared_latency_clocks=19,  # [mb] Volta
+    l2_latency_clocks=190,  # [mb] Volta, rounded
+    dram_latency_s=350e-9,  # [est] as the Orin Nano
+    launch_gap_s=3.0e-6,  # [est] slower CPU than the Orin Nano's
+    min_clock_mhz=114.75,  # [sys]
+    max_clock_mhz=1109.25,  # [sys] [ds]
+    # [sys]
+    listed_clocks_mhz=(
+        *(114.75, 204, 306, 408, 510, 599.25, 701.25, 752.25, 803.25, 854.25),
+        *(905.25, 956.25, 1007.25, 1058.25, 1109.25),
+    ),
+    ridge_clock_mhz=752.25,  # [est] 0.68 of the highest clock, as measured on an A100 (2211.07260)
+    voltage_ratio=1.4,  # [est] about 0.65 V to 0.9 V
+    power_limit_w=20,  # [ds] highest power mode
+    idle_power_w=4.0,  # [est] board idle
+    constant_power_w=3.5,  # [est] board, CPU and memory controller
+    static_power_w=1.4,  # [est]
+    thermal_resistance_c_per_w=2.2,  # [est] about 74 degrees at 20 W
+    thermal_time_constant_s=60,  # [est] small heat sink with a fan
+    energy=EnergyTable(
+        **{
+            name: getattr(_GA100_ENERGY.scaled(1.2), name)
+            for name in EnergyTable.__dataclass_fields__
+            if name not in ("dram_byte_j",)
+        },  # [est] 12 nm at 0.9 V against 7 nm at 1.05 V
+        dram_byte_j=58 * PICO,  # [est] LPDDR4x 5 pJ/bit, x 1.4 for PHY and controller
+    ),
+)
+
 #: Every simulated device by name.
-DEVICES = MappingProxyType({spec.name: spec for spec in (A100, RTX4090, H200)})
+DEVICES = MappingProxyType(
+    {spec.name: spec for spec in (A100, RTX4090, H200, ORIN_NANO, XAVIER_NX)}
+)
 
 
 def find_device(name: str) -> DeviceSpec:

@@ -8,7 +8,9 @@ do on real cards.
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -74,6 +76,16 @@ class SimulatedGpu:
         self._running: KernelTruth | None = None
         self._busy_until_s = self.clock.now()
 
+    @contextlib.contextmanager
+    def locked(self, clock_mhz: float) -> Iterator[float]:
+        """Lock the core clock inside the block, at the nearest supported one, which it yields."""
+        before = self.clock_mhz
+        self.clock_mhz = self.spec.nearest_clock_mhz(clock_mhz)
+        try:
+            yield self.clock_mhz
+        finally:
+            self.clock_mhz = before
+
     def truth(self, work: KernelWork, *, clock_mhz: float | None = None) -> KernelTruth:
         """What the kernel costs, free of noise, at the nominal temperature.
 
@@ -102,6 +114,8 @@ class SimulatedGpu:
             uuid=f"GPU-simulated-{self.spec.name}-{self.seed}",
             power_limit_w=self.spec.power_limit_w,
             state=self.state,
+            lock_clock=self._lock_clock,
+            clocks_mhz=[round(clock) for clock in reversed(self.spec.clocks_mhz)],
             seed=self.seed,
         )
 
@@ -119,6 +133,9 @@ class SimulatedGpu:
             temperature_c=self.temperature_c(),
             throttle_bits=_SW_POWER_CAP if truth.throttled else 0,
         )
+
+    def _lock_clock(self, clock_mhz: float | None) -> None:
+        self.clock_mhz = clock_mhz
 
     def temperature_c(self) -> float:
         """Die temperature now."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -128,6 +128,9 @@ class SimulatedNvml:
         driver_version: what nvmlSystemGetDriverVersion says.
         power_limit_w: enforced power limit.
         state: tells clock, temperature and throttle reasons at the present virtual moment.
+        lock_clock: locks the core clock at that many MHz, or releases it (None); without it
+            clocks cannot be locked.
+        clocks_mhz: core clocks that can be locked, highest first.
         seed: phase of the updates, and their noise.
     """
 
@@ -157,6 +160,8 @@ class SimulatedNvml:
         driver_version: str = "simulated",
         power_limit_w: float,
         state: Callable[[], SimulatedState],
+        lock_clock: Callable[[float | None], None] | None = None,
+        clocks_mhz: Sequence[int] = (),
         seed: int = 0,
     ) -> None:
         self.clock = clock
@@ -167,6 +172,8 @@ class SimulatedNvml:
         self._driver_version = driver_version
         self._power_limit_w = power_limit_w
         self._state = state
+        self._lock_clock = lock_clock
+        self._clocks_mhz = list(clocks_mhz)
         self._users = 0
         rng = random.Random(f"{uuid}/{seed}")
         self._updates = _Updates(sensor, clock.now(), rng)
@@ -253,6 +260,35 @@ class SimulatedNvml:
         """Bits of what limits the clock."""
         self._check(handle)
         return self._state().throttle_bits
+
+    def nvmlDeviceGetMaxClockInfo(self, handle: str, kind: int) -> int:
+        """Highest core clock in MHz."""
+        self._check(handle)
+        if kind != self.NVML_CLOCK_SM or not self._clocks_mhz:
+            raise SimulatedNvmlError(self.NVML_ERROR_NOT_SUPPORTED)
+        return self._clocks_mhz[0]
+
+    def nvmlDeviceGetSupportedMemoryClocks(self, handle: str) -> list[int]:
+        """Not supported: the memory clock of a simulated card is fixed and has no number."""
+        self._check(handle)
+        raise SimulatedNvmlError(self.NVML_ERROR_NOT_SUPPORTED)
+
+    def nvmlDeviceSetGpuLockedClocks(self, handle: str, lowest_mhz: int, highest_mhz: int) -> None:
+        """Lock the core clock at the nearest supported value of at most ``highest_mhz``."""
+        self._check(handle)
+        if self._lock_clock is None:
+            raise SimulatedNvmlError(self.NVML_ERROR_NOT_SUPPORTED)
+        possible = [clock for clock in self._clocks_mhz if clock <= highest_mhz]
+        if lowest_mhz > highest_mhz or not possible or highest_mhz > self._clocks_mhz[0]:
+            raise SimulatedNvmlError(self.NVML_ERROR_INVALID_ARGUMENT)
+        self._lock_clock(float(possible[0]))
+
+    def nvmlDeviceResetGpuLockedClocks(self, handle: str) -> None:
+        """Release the core clock."""
+        self._check(handle)
+        if self._lock_clock is None:
+            raise SimulatedNvmlError(self.NVML_ERROR_NOT_SUPPORTED)
+        self._lock_clock(None)
 
     def nvmlDeviceGetTotalEnergyConsumption(self, handle: str) -> int:
         """Cumulative energy in mJ, held since the last update."""

@@ -1,0 +1,318 @@
+"""How much each policy measures, and what it misses by that.
+
+Pools of candidates are played round by round through the session of a tuning run: gate, energy model,
+policy, learning, finalists. Two kinds of pools:
+
+* real MetaSchedule candidates with latency and energy of simulated GPUs (``scripts/data``);
+* real measurements: GEMM shapes on an H200 (aiconfigurator), where a candidate is a shape, its cost joules
+  and seconds a floating-point operation; batch size x power limit of training jobs (Zeus).
+
+Measuring is played: a window of w seconds has a relative standard deviation of 1 % x sqrt(1 s / w), a
+latency one of 0.3 %; its device time is warm-up and windows by the same `MeasurementPlan` as in a run.
+Regret is the true energy of the winner over that of the best kernel within the slack, less 1.
+
+The last line of stdout is one JSON object: for each device and policy ``measured_share`` (of all
+candidates), ``measured_share_of_gated``, ``measuring_s`` (device seconds a pool, finalists not
+included: they are the same for all), ``median_regret``, ``p90_regret``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import lzma
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from candidate_pools import load
+
+from tvm_energy.energy_model.xgb import XgbKernelModel
+from tvm_energy.features import pool
+from tvm_energy.measurement import FINALIST_PLAN, EnergyMeasurement, MeasurementPlan
+from tvm_energy.objective import SlowdownBound
+from tvm_energy.policy import parse_policy
+from tvm_energy.session import Candidate, Order, Session
+
+DATA = Path(__file__).parent / "data"
+DEVICES = ("a100", "rtx4090", "h200")
+POLICIES = ("all", "snr", "fixed:0.25", "gain", "none")
+SLACK = 0.05
+FINALISTS = 4
+LATENCY_NOISE = 0.003
+WINDOW_NOISE = 0.01  # of a window of 1 s
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Candidates of one task in the order in which they are tried.
+
+    Attributes:
+        name: of the task.
+        features: shape (n, n_features).
+        latency_s, energy_j: true values, shape (n,).
+        round: number of the round in which each is tried, shape (n,).
+    """
+
+    name: str
+    features: np.ndarray
+    latency_s: np.ndarray
+    energy_j: np.ndarray
+    round: np.ndarray
+
+
+@dataclass(frozen=True)
+class Played:
+    """One pool played under one policy; `curve` holds (device seconds, regret) after each round."""
+
+    measured_share: float
+    measured_share_of_gated: float
+    measuring_s: float
+    regret: float
+    curve: list[tuple[float, float]]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
+    parser.add_argument("--quick", action="store_true", help="three tasks of each kind, one seed")
+    parser.add_argument("--json", action="store_true", help="print only the JSON object")
+    parser.add_argument("--policies", default=None, help="specs, separated by spaces")
+    parser.add_argument("--seeds", type=int, default=None)
+    parser.add_argument("--plot", type=Path, help="file for regret over measuring time")
+    options = parser.parse_args()
+    policies = options.policies.split() if options.policies else POLICIES
+    seeds = range(options.seeds or (1 if options.quick else 3))
+    result: dict[str, Any] = {"slack": SLACK, "seeds": len(seeds)}
+    curves: dict[str, dict[str, list[list[tuple[float, float]]]]] = {}
+    for device, pools in all_pools(3 if options.quick else None):
+        result[device] = {"tasks": len(pools), "simulated": device.startswith("sim:")}
+        for spec in policies:
+            games = [play(each, spec, seed) for each in pools for seed in seeds]
+            result[device][spec] = summary(games)
+            curves.setdefault(device, {})[spec] = [game.curve for game in games]
+            if not options.json:
+                kind = "simulated" if device.startswith("sim:") else "replayed measurements"
+                print(f"{device} {spec}: {result[device][spec]} [{kind}]", file=sys.stderr)
+    if options.plot:
+        draw(curves, options.plot)
+    print(json.dumps(result))
+
+
+def summary(games: Sequence[Played]) -> dict[str, float]:
+    regrets = [game.regret for game in games]
+    return {
+        "measured_share": round(float(np.mean([g.measured_share for g in games])), 4),
+        "measured_share_of_gated": round(
+            float(np.mean([g.measured_share_of_gated for g in games])), 4
+        ),
+        "measuring_s": round(float(np.mean([g.measuring_s for g in games])), 1),
+        "median_regret": round(float(np.median(regrets)), 5),
+        "p90_regret": round(float(np.quantile(regrets, 0.9)), 5),
+    }
+
+
+# -- pools -------------------------------------------------------------------------------------
+
+
+def all_pools(most: int | None) -> Iterator[tuple[str, list[Pool]]]:
+    """Pools by device; `most` of each kind."""
+    kernels = load(DATA / "candidate_pools.npz", list(DEVICES))
+    for device in DEVICES:
+        yield (
+            f"sim:{device}",
+            [
+                Pool(
+                    name=name,
+                    features=pool(task.rows),
+                    latency_s=task.latency_s[device],
+                    energy_j=task.energy_j[device],
+                    round=task.round,
+                )
+                for name, task in list(kernels.items())[:most]
+            ],
+        )
+    yield "h200", gemm_pools()[:most]
+    for gpu in ("a40", "v100"):
+        yield gpu, training_pools(gpu)[:most]
+
+
+def table(name: str) -> list[dict[str, str]]:
+    with lzma.open(DATA / name, "rt", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def gemm_pools() -> list[Pool]:
+    """GEMM shapes of one size (m n k within a factor of 2) on an H200: joules and seconds an operation."""
+    rows = table("h200_gemm.csv.xz")
+    shape = np.array([[int(row[key]) for key in "mnk"] for row in rows], dtype=float)
+    latency_s = np.array([float(row["latency_ms"]) for row in rows]) * 1e-3
+    power_w = np.array([float(row["power_w"]) for row in rows])
+    operations = 2 * shape.prod(axis=1)
+    size = np.array([int(row["size"]) for row in rows])
+    logs = np.log2(shape)
+    features = np.column_stack(
+        [logs, logs[:, 0] - logs[:, 1], logs[:, 2] - logs[:, 1], *(shape.T % 128 == 0)]
+    )
+    return [
+        shuffled(f"gemm-2^{each}", features[at], (latency_s / operations)[at] * 1e12, power_w[at])
+        for each in sorted(set(size))
+        for at in [size == each]
+    ]
+
+
+def training_pools(gpu: str) -> list[Pool]:
+    """Batch size x power limit of a training job; joules and seconds an epoch."""
+    jobs: dict[str, list[dict[str, str]]] = {}
+    for row in table(f"zeus_{gpu}.csv.xz"):
+        jobs.setdefault(f"{row['dataset']} {row['network']}", []).append(row)
+    return [
+        shuffled(
+            name,
+            np.array([[np.log2(float(r["batch_size"])), float(r["power_limit"])] for r in rows]),
+            np.array([float(r["time_per_epoch"]) for r in rows]),
+            np.array([float(r["average_power"]) for r in rows]),
+            batch=16,
+        )
+        for name, rows in jobs.items()
+        if len(rows) >= 32
+    ]
+
+
+def shuffled(
+    name: str, features: np.ndarray, latency_s: np.ndarray, power_w: np.ndarray, batch: int = 64
+) -> Pool:
+    """A pool tried in random order."""
+    order = np.random.default_rng(0).permutation(len(latency_s))
+    return Pool(
+        name=name,
+        features=features[order],
+        latency_s=latency_s[order],
+        energy_j=(power_w * latency_s)[order],
+        round=np.arange(len(order)) // batch,
+    )
+
+
+# -- playing -----------------------------------------------------------------------------------
+
+
+class Device:
+    """Plays latency and energy of one pool's candidates, with noise."""
+
+    def __init__(self, pool_: Pool, seed: int) -> None:
+        self._pool = pool_
+        self._rng = np.random.default_rng(seed)
+        self.spent_s = 0.0
+
+    def latency_s(self, index: int) -> float:
+        return float(self._pool.latency_s[index] * (1 + LATENCY_NOISE * self._rng.normal()))
+
+    def measure(self, index: int, plan: MeasurementPlan) -> EnergyMeasurement:
+        truth_j = float(self._pool.energy_j[index])
+        sigma_j = truth_j * WINDOW_NOISE / np.sqrt(plan.window_s)
+        windows = [truth_j + sigma_j * self._rng.normal()]
+        while not plan.enough(len(windows), np.mean(windows), sigma_j / np.sqrt(len(windows))):
+            windows.append(truth_j + sigma_j * self._rng.normal())
+        device_s = plan.warmup_s + len(windows) * plan.window_s
+        self.spent_s += device_s
+        return EnergyMeasurement(
+            energy_j=float(np.mean(windows)),
+            stderr_j=float(sigma_j / np.sqrt(len(windows))),
+            latency_s=self.latency_s(index),
+            launches=1,
+            windows=len(windows),
+            window_s=len(windows) * plan.window_s,
+            sensor_updates=1,
+            method="counter",
+            meter="played",
+            scope="gpu",
+            device_s=device_s,
+            simulated=True,
+        )
+
+
+def play(pool_: Pool, spec: str, seed: int) -> Played:
+    """Tune one pool with one policy."""
+    session = Session(
+        objective=SlowdownBound(SLACK),
+        policy=parse_policy(spec),
+        model=XgbKernelModel(seed=seed),
+        rng=np.random.default_rng(seed),
+    )
+    device = Device(pool_, seed)
+    plan = MeasurementPlan()
+    session.add_task("task", pool_.name)
+    gated = measured = 0
+    curve = []
+    for number in range(int(pool_.round.max()) + 1):
+        members = np.flatnonzero(pool_.round == number)
+        batch = [
+            Candidate(
+                key=str(index), features=pool_.features[index], latency_s=device.latency_s(index)
+            )
+            for index in members
+        ]
+
+        def measure(
+            orders: Sequence[Order], members: np.ndarray = members
+        ) -> Iterator[EnergyMeasurement | str]:
+            for order in orders:
+                yield device.measure(int(members[order.index]), order.plan(plan))
+
+        record = session.run_round("task", batch, measure)
+        gated += record.gated
+        measured += record.measured
+        curve.append((device.spent_s, regret(pool_, session, pool_.round <= number)))
+    spent_s = device.spent_s
+    finals = {
+        key: device.measure(int(key), FINALIST_PLAN) for key in session.finalists("task", FINALISTS)
+    }
+    session.record_finals("task", finals)
+    return Played(
+        measured_share=measured / len(pool_.latency_s),
+        measured_share_of_gated=measured / gated,
+        measuring_s=spent_s,
+        regret=regret(pool_, session, np.ones(len(pool_.round), dtype=bool)),
+        curve=curve,
+    )
+
+
+def regret(pool_: Pool, session: Session, seen: np.ndarray) -> float:
+    """Of the kernel that would be chosen now, against the best of those seen; NaN without a choice."""
+    choice = session.choice("task")
+    if choice is None:
+        return float("nan")
+    limit_s = (1 + SLACK) * pool_.latency_s[seen].min()
+    best_j = pool_.energy_j[seen & (pool_.latency_s <= limit_s)].min()
+    return max(0.0, float(pool_.energy_j[int(choice.best.key)] / best_j - 1))
+
+
+def draw(curves: dict[str, dict[str, list[list[tuple[float, float]]]]], path: Path) -> None:
+    """Median regret over device seconds, one panel a device."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(1, len(curves), figsize=(4 * len(curves), 3.2), squeeze=False)
+    for axis, (device, by_policy) in zip(axes[0], curves.items(), strict=True):
+        for spec, games in by_policy.items():
+            rounds = min(len(game) for game in games)
+            values = np.array([game[:rounds] for game in games])
+            if np.isnan(values).all(axis=0).any():
+                continue
+            seconds, regrets = np.nanmedian(values, axis=0).T
+            axis.plot(seconds, 100 * regrets, marker=".", label=spec)
+        simulated = " (simulated)" if device.startswith("sim:") else " (measured, replayed)"
+        axis.set(title=device + simulated, xlabel="device seconds of measuring", xscale="log")
+    axes[0][0].set_ylabel("median regret, %")
+    axes[0][0].legend()
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,58 @@
+"""``tvm-energy export``: the chosen kernels as a stock database that plain TVM deploys."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tvm_energy.cli.guard import (
+    Debug,
+    Json,
+    guarded,
+    print_json,
+    say,
+    set_up_logging,
+    stdout_for_results,
+)
+from tvm_energy.cli.report import Objective, WorkDir
+
+NAME = "export"
+
+
+@guarded
+def command(
+    work_dir: WorkDir,
+    to: Annotated[Path, typer.Option("--to", metavar="DIR", help="New folder for the database.")],
+    objective: Objective = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace an earlier export.")] = False,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Write one chosen kernel per workload as a stock database, with a manifest.
+
+    Plain TVM deploys it; tvm-energy need not be installed there.
+    """
+    set_up_logging()
+    from tvm_energy.report import format_quantity, printable, simulated_banner
+
+    with stdout_for_results():
+        from tvm_energy.meta_schedule.export import export
+
+        manifest = export(work_dir, to, objective=objective, replace=force)
+    for item in manifest["without_kernel"]:
+        say(f"No kernel for {printable(item['task'])}: {printable(item['reason'] or '')}")
+    if as_json:
+        print_json(manifest | {"to": str(to)})
+        return
+    if manifest["simulated"]:
+        typer.echo(simulated_banner(str(manifest["device"].get("uuid"))))
+    kernels, totals = manifest["kernels"], manifest["totals"]
+    what = "1 kernel" if len(kernels) == 1 else f"{len(kernels)} kernels"
+    expected = f"{format_quantity(totals['best_latency_s'], 's')}"
+    if totals["best_energy_j"] is not None:
+        expected += f" and {format_quantity(totals['best_energy_j'], 'J')}"
+    typer.echo(f"{what} in {printable(str(to))}, chosen by {manifest['objective']}")
+    typer.echo(f"Expected for all calls together: {expected} (manifest.json has each kernel's)")
+    typer.echo(f"In plain TVM: database = ms.database.JSONDatabase(work_dir={str(to)!r})")

@@ -1,0 +1,1 @@
+"""How latency and power of a kernel move with the clock, and what follows from it."""
