@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tvm_energy.dvfs.clock_table import ClockTable, clock_table
@@ -104,6 +104,7 @@ goals = st.one_of(
     per_block=st.booleans(),
     switch=st.sampled_from([(0, 0), (0.05, 0), (0, 0.1), (0.1, 0.05), (1, 1), (100, 100)]),
 )
+@example(161, 1, 4, None, ("edp", 1.0), False, (0, 0))  # a product below 1 has a negative logarithm
 def test_plan_equals_brute_force(seed, blocks, clocks, levels, kind, per_block, switch) -> None:
     table = random_table(seed, blocks, clocks, levels)
     switching = Switching(*switch)

@@ -25,7 +25,15 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from tvm_energy.dvfs.curve import FittedCurve, interpolate
-from tvm_energy.dvfs.forms import LATENCY_FORMS, POWER_FORMS, TABLE, Array, Form, find_form
+from tvm_energy.dvfs.forms import (
+    LATENCY_FORMS,
+    POWER_FORMS,
+    POWER_LAW,
+    TABLE,
+    Array,
+    Form,
+    find_form,
+)
 from tvm_energy.dvfs.separable import Solution, products, solve, solve_fixed, solve_shared
 from tvm_energy.errors import ConfigurationError
 
@@ -202,6 +210,10 @@ def find_caps(
     better = free - squares[best, rows] > 9 * sigma**2
     above = f[None, :] > cap[:, None] * (1 + 1e-9)
     believed = better & (_flat(f, latency_s, power_w, above, slope[best, rows], sigma))
+    # A steep power law is no better described by a cap.
+    shown = np.flatnonzero(believed)
+    steep = solve(POWER_LAW, f, latency_s[shown], 1 / latency_s[shown] ** 2).squares
+    believed[shown] = steep - squares[best, rows][shown] > 9 * sigma[shown] ** 2
     believed |= (free >= squares[best, rows]) & (limited & above).any(axis=1)
     return np.where(believed, cap, np.inf)
 

@@ -90,7 +90,7 @@ class Trellis:
         yield from (fast, frugal)
         best = min(value(p.latency_s, p.energy_j) for p in (fast, frugal)) if value else 0.0
         order = itertools.count()
-        pending = [(0.0, next(order), fast, np.inf, frugal, 0.0)]
+        pending = [(-np.inf, next(order), fast, np.inf, frugal, 0.0)]
         while pending:
             bound, _, left, left_price, right, right_price = heapq.heappop(pending)
             if value and bound >= best:
