@@ -1,4 +1,4 @@
-"""Trials an hour: stock MetaSchedule against tvm_energy on this CPU.
+"""Trials an hour: stock MetaSchedule, or stock Ansor, against tvm_energy on this CPU.
 
 The same workload, target, number of trials and seed, each in a process of its own, one after the
 other, wall time of the whole process. The last line of stdout is one JSON object: ``stock_s``,
@@ -26,15 +26,22 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="16 trials instead of 64")
     parser.add_argument("--json", action="store_true", help="print only the JSON object")
     parser.add_argument("--trials", type=int, default=None)
+    parser.add_argument(
+        "--engine",
+        choices=list(ENGINES),
+        default="meta_schedule",
+        help="ansor: run this with the Python of scripts/ansor-environment",
+    )
     parser.add_argument("--worker", choices=["stock", "ours"], help=argparse.SUPPRESS)
     options = parser.parse_args()
     trials = options.trials or (16 if options.quick else 64)
     if options.worker:
-        tune(options.worker, trials)
+        ENGINES[options.engine](options.worker, trials)
         return
-    ours_s, peak_mb = timed("ours", trials, options.json)
-    stock_s, stock_peak_mb = timed("stock", trials, options.json)
+    ours_s, peak_mb = timed("ours", trials, options)
+    stock_s, stock_peak_mb = timed("stock", trials, options)
     result = {
+        "engine": options.engine,
         "trials": trials,
         "stock_s": round(stock_s, 1),
         "ours_s": round(ours_s, 1),
@@ -47,9 +54,11 @@ def main() -> None:
     print(json.dumps(result))
 
 
-def timed(kind: str, trials: int, quiet: bool) -> tuple[float, float]:
+def timed(kind: str, trials: int, options: argparse.Namespace) -> tuple[float, float]:
     """Wall seconds and peak MB of one tuning process with all its workers."""
+    quiet = options.json
     command = [sys.executable, __file__, "--worker", kind, "--trials", str(trials)]
+    command += ["--engine", options.engine]
     if not quiet:
         print(f"tuning with {kind} ...", file=sys.stderr)
     started = time.perf_counter()
@@ -127,6 +136,52 @@ def tune(kind: str, trials: int) -> None:
             sys.exit(f"{kind}: none of {len(times)} candidates ran")
         print(f"{kind}: {len(valid)} of {len(times)} ran, best {min(valid) * 1e6:.0f} us")
 
+
+def tune_ansor(kind: str, trials: int) -> None:
+    """Tune the same matmul with Ansor; runs in a process of its own."""
+    from pathlib import Path
+
+    from tvm import auto_scheduler
+
+    from tvm_energy import ansor
+    from tvm_energy.ansor.logs import LOG_FILE
+
+    task = ansor.workload_task("matmul:m=256,n=256,k=256", device="cpu")
+    params = {"evolutionary_search_population": 128, "evolutionary_search_num_iters": 2}
+    with tempfile.TemporaryDirectory() as folder:
+        if kind == "stock":
+            log = Path(folder) / "log.json"
+            options = auto_scheduler.TuningOptions(
+                num_measure_trials=trials,
+                num_measures_per_round=16,
+                verbose=0,
+                # The default limit of 15 s is not enough for a worker to start on a slow machine.
+                builder=auto_scheduler.LocalBuilder(timeout=300),
+                runner=auto_scheduler.LocalRunner(timeout=300),
+                measure_callbacks=[auto_scheduler.RecordToFile(str(log))],
+            )
+            policy = auto_scheduler.SketchPolicy(
+                task, auto_scheduler.XGBModel(), params=params, seed=1, verbose=0
+            )
+            task.tune(options, search_policy=policy)
+        else:
+            log = Path(folder) / LOG_FILE
+            ansor.tune(
+                task,
+                auto_scheduler.TuningOptions(num_measure_trials=trials, num_measures_per_round=16),
+                work_dir=folder,
+                objective="latency",
+                search_policy_params=params,
+                seed=1,
+            )
+        results = [result for _, result in auto_scheduler.load_records(str(log))]
+        valid = [float(r.costs[0].value) for r in results if int(r.error_no) == 0]
+        if not valid:
+            sys.exit(f"{kind}: none of {len(results)} candidates ran")
+        print(f"{kind}: {len(valid)} of {len(results)} ran, best {min(valid) * 1e6:.0f} us")
+
+
+ENGINES = {"meta_schedule": tune, "ansor": tune_ansor}
 
 if __name__ == "__main__":
     main()

@@ -131,7 +131,8 @@ def tvm_loads(kind: str, folder: str) -> Callable[[float], Load]:
     from tvm import te
     from tvm.s_tir import Schedule
 
-    from tvm_energy.meta_schedule.workers import TvmLoad, _load, build_library
+    from tvm_energy.kernels.workers import TvmLoad, _load
+    from tvm_energy.meta_schedule.build import build_library
 
     rows, steps = (1 << 20, 20_000) if kind == "cuda" else (1 << 10, 2_000)
 

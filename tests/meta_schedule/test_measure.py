@@ -20,7 +20,7 @@ from tvm_energy.meta_schedule.default_schedule import (
     parse_argument,
 )
 from tvm_energy.meta_schedule.device import RealDevice, open_device
-from tvm_energy.meta_schedule.simulated import SimulatedDevice
+from tvm_energy.meta_schedule.simulated import SimulatedTuningDevice
 from tvm_energy.meta_schedule.workloads import parse_workload
 
 # isort: split
@@ -59,8 +59,8 @@ def cpu() -> Iterator[RealDevice]:
 
 
 @pytest.fixture(scope="module")
-def simulated() -> Iterator[SimulatedDevice]:
-    device = SimulatedDevice("sim:a100")
+def simulated() -> Iterator[SimulatedTuningDevice]:
+    device = SimulatedTuningDevice("sim:a100")
     yield device
     device.close()
 
@@ -77,7 +77,7 @@ def simulated() -> Iterator[SimulatedDevice]:
     ],
 )
 def test_a_workload_on_a_simulated_gpu(
-    simulated: SimulatedDevice, spec: str, schedule: str
+    simulated: SimulatedTuningDevice, spec: str, schedule: str
 ) -> None:
     kernel = build_default(parse_workload(spec), simulated)
     assert kernel.schedule == schedule

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import cloudpickle
 import pytest
 
-from tvm_energy.meta_schedule.pool import WorkerPool
+from tvm_energy.kernels.pool import WorkerPool
 
 
 def job(what: str) -> str:

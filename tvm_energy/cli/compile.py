@@ -130,9 +130,9 @@ def _verify(
 
 
 def _measure(compiled: Compiled, output: Path) -> tuple[EnergyMeasurement | None, str | None]:
+    from tvm_energy.kernels.workers import open_meter
     from tvm_energy.measurement import MeasurementPlan
     from tvm_energy.meta_schedule.compiling import measure_network, runnable
-    from tvm_energy.meta_schedule.workers import open_meter
     from tvm_energy.meters.lock import device_lock
 
     library, reason = runnable(compiled, output)

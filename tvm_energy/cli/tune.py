@@ -167,7 +167,8 @@ def command(
         _check_work_dir(work_dir)
 
         from tvm_energy.cli.terminal import make_progress
-        from tvm_energy.meta_schedule.tuning import Interrupted, TuningTask, run
+        from tvm_energy.meta_schedule.tuning import TuningTask, run
+        from tvm_energy.tuning_run import Interrupted
 
         progress = make_progress(quiet)
         try:

@@ -10,11 +10,9 @@ from tvm.ir.utils import derived_object
 from tvm.s_tir.meta_schedule.builder import BuilderResult, PyBuilder
 from tvm_ffi import structural_hash
 
-from tvm_energy.meta_schedule.history import History
-from tvm_energy.meta_schedule.pool import WorkerPool
-from tvm_energy.meta_schedule.workers import build_library
-
-BUILD_TIMEOUT_S = 60.0
+from tvm_energy.kernels.history import History
+from tvm_energy.kernels.pool import WorkerPool
+from tvm_energy.meta_schedule.build import build_library
 
 
 def module_hash(mod: Any) -> str:

@@ -8,10 +8,11 @@ from typing import Any
 from tvm.ir.utils import derived_object
 from tvm.s_tir.meta_schedule.measure_callback import PyMeasureCallback
 
+from tvm_energy.kernels.devices import Artifact
 from tvm_energy.measurement import EnergyMeasurement, MeasurementPlan
 from tvm_energy.meta_schedule.builder import module_hash
 from tvm_energy.meta_schedule.cost_model import FeatureReader
-from tvm_energy.meta_schedule.device import Artifact, TuningDevice
+from tvm_energy.meta_schedule.device import TuningDevice
 from tvm_energy.meta_schedule.runner import argument_infos
 from tvm_energy.meta_schedule.traces import trace_key, workload_hash
 from tvm_energy.session import Candidate, Order, Session

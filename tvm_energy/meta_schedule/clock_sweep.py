@@ -12,8 +12,9 @@ import tvm
 from tvm_energy.dvfs.forms import Array
 from tvm_energy.dvfs.sweep import ClockControl, Point
 from tvm_energy.errors import ConfigurationError, MeasurementError, MeterUnavailable, TvmEnergyError
+from tvm_energy.kernels.devices import Artifact
 from tvm_energy.measurement import EnergyMeasurement, MeasurementPlan
-from tvm_energy.meta_schedule.device import Artifact, TuningDevice, open_device
+from tvm_energy.meta_schedule.device import TuningDevice, open_device
 from tvm_energy.meta_schedule.workloads import Workload
 
 

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from tvm_energy.errors import ConfigurationError, MeasurementError
+from tvm_energy.kernels.devices import Artifact
+from tvm_energy.kernels.workers import ArgumentInfo, plain_reason
 from tvm_energy.measurement import EnergyMeasurement, MeasurementPlan
-from tvm_energy.meta_schedule.device import Artifact, TuningDevice
-from tvm_energy.meta_schedule.workers import ArgumentInfo, plain_reason
+from tvm_energy.meta_schedule.device import TuningDevice
 from tvm_energy.meta_schedule.workloads import Workload
 
 

@@ -10,7 +10,6 @@ that is not known (it is read from memory) as scattered, an unknown condition as
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,22 +18,9 @@ from tvm.ir import IRModule
 from tvm.ir.transform import Sequential
 from tvm.target import Target
 
-from tvm_energy.meta_schedule.kernel_statements import DeviceCode
-from tvm_energy.meta_schedule.tir_objects import (
-    BufferNames,
-    element_bytes,
-    element_count,
-    integer,
-    is_kernel,
-    sub_statements,
-)
-from tvm_energy.simulation.kernel import KernelLaunch, KernelRejected, KernelWork
-from tvm_energy.simulation.loop_analysis import describe
-from tvm_energy.simulation.loop_nest import Kernel
-
-_MAX_LAUNCHES = 256
-_GRID_LIMITS = {"blockIdx.x": 2**31 - 1, "blockIdx.y": 65535, "blockIdx.z": 65535}
-_THREAD_LIMITS = {"threadIdx.x": 1024, "threadIdx.y": 1024, "threadIdx.z": 64}
+from tvm_energy.kernels.gpu_code import not_lowered, read_gpu_code
+from tvm_energy.kernels.tir_objects import element_bytes, element_count, is_kernel, sub_statements
+from tvm_energy.simulation.kernel import KernelRejected, KernelWork
 
 
 def describe_kernel(mod: IRModule, target: Any) -> KernelWork:
@@ -49,14 +35,7 @@ def describe_kernel(mod: IRModule, target: Any) -> KernelWork:
     """
     target = Target(target)
     function = _lower(mod, target)
-    reader = _Reader(target, _dynamic_shared_bytes(function))
-    reader.host(function.body)
-    if not reader.kernels:
-        raise KernelRejected(
-            "the module binds no loop to GPU threads; schedule it for the target "
-            f"{target.kind.name!r} first"
-        )
-    return KernelWork(launches=tuple(reader.kernels))
+    return read_gpu_code(function.body, target, _dynamic_shared_bytes(function))
 
 
 def _lower(mod: IRModule, target: Target) -> Any:
@@ -65,7 +44,7 @@ def _lower(mod: IRModule, target: Target) -> Any:
     try:
         lowered = _lowering()(bound)
     except Exception as exc:
-        raise KernelRejected(f"TVM cannot lower this schedule: {_last_line(exc)}") from exc
+        raise not_lowered(exc) from exc
     functions = [item for item in lowered.functions.values() if isinstance(item, tirx.PrimFunc)]
     if len(functions) != 1:
         raise KernelRejected(f"expected one function in the module, got {len(functions)}")
@@ -101,11 +80,6 @@ def _lowering() -> Sequential:
     )
 
 
-def _last_line(exc: Exception) -> str:
-    lines = [line for line in str(exc).splitlines() if line.strip()]
-    return lines[-1].strip() if lines else type(exc).__name__
-
-
 def _dynamic_shared_bytes(function: Any) -> list[int]:
     """Dynamic shared memory of each kernel, in order.
 
@@ -128,71 +102,3 @@ def _dynamic_sizes(statement: Any) -> Iterator[int]:
         yield element_count(statement.buffer) * element_bytes(statement.buffer)
     for item in sub_statements(statement):
         yield from _dynamic_sizes(item)
-
-
-class _Reader:
-    """Walks the host code, and turns each kernel into a `KernelLaunch`."""
-
-    def __init__(self, target: Target, dynamic_shared: list[int]) -> None:
-        self.target = target
-        self.dynamic_shared = dynamic_shared
-        self.found = 0
-        self.kernels: list[KernelLaunch] = []
-        self.pragma_steps = 0
-        self.names = BufferNames()
-
-    def host(self, statement: Any) -> None:
-        """Find the kernels in host code."""
-        kind = type(statement).__name__
-        if kind == "SeqStmt":
-            for item in statement.seq:
-                self.host(item)
-        elif kind == "DeclBuffer":
-            self.names.declare(statement)
-        elif kind == "AttrStmt":
-            if statement.attr_key == "pragma_auto_unroll_max_step":
-                self.pragma_steps = integer(statement.value, 0)
-            if is_kernel(statement):
-                self._kernel(statement)
-            else:
-                self.host(statement.body)
-        elif kind == "For":
-            before = len(self.kernels)
-            self.host(statement.body)
-            again = self.kernels[before:] * (integer(statement.extent, 1) - 1)
-            self.kernels += again[:_MAX_LAUNCHES]
-        elif kind == "IfThenElse":
-            self.host(statement.then_case)
-        elif kind == "BufferStore":
-            raise KernelRejected(
-                f"host code writes to {statement.buffer.name!r}, which lies in GPU memory: "
-                "a loop is not bound to threads"
-            )
-
-    def _kernel(self, statement: Any) -> None:
-        name = f"kernel_{self.found}"
-        device = DeviceCode(name, self.pragma_steps, self.names)
-        self.pragma_steps = 0
-        body = device.tree(statement)
-        kernel = device.finish(body, self.dynamic_shared[self.found])
-        self.found += 1
-        self._check(device, kernel)
-        self.kernels.append(describe(kernel))
-
-    def _check(self, device: DeviceCode, kernel: Kernel) -> None:
-        attrs = self.target.attrs
-        threads = math.prod(kernel.threads.values())
-        most = int(attrs.get("max_threads_per_block", attrs.get("max_num_threads", 1024)))
-        if threads > most:
-            raise KernelRejected(f"{threads} threads in a block, the target allows {most}")
-        limit = int(attrs.get("max_shared_memory_per_block", 49152))
-        if kernel.shared_bytes > limit:
-            raise KernelRejected(
-                f"{kernel.shared_bytes} bytes of shared memory in a block, the target allows {limit}"
-            )
-        for tag, extent in device.extents.items():
-            highest = {**_GRID_LIMITS, **_THREAD_LIMITS}.get(tag)
-            if highest is not None and extent > highest:
-                raise KernelRejected(f"{tag} has {extent} values, CUDA allows {highest}")
-            if extent < 1:
-                raise KernelRejected(f"{tag} has no values")

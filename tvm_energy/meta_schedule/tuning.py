@@ -6,11 +6,7 @@ The parts are joined here and nowhere else: device, session, and the objects tha
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import logging
-import signal
-import threading
-import types
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,38 +16,39 @@ from typing import Any
 from tvm_energy.meta_schedule.compat import import_tensor_intrinsics, versions
 
 # isort: split
-import numpy as np
 from tvm.s_tir import meta_schedule as ms
 
 from tvm_energy import records as rec
-from tvm_energy.energy_model.xgb import XgbKernelModel
-from tvm_energy.errors import ConfigurationError, MeterUnavailable, TvmEnergyError
-from tvm_energy.logs.load import comparable
-from tvm_energy.measurement import FINALIST_PLAN, EnergyMeasurement, MeasurementPlan
+from tvm_energy.errors import ConfigurationError, TvmEnergyError
+from tvm_energy.kernels.devices import Artifact
+from tvm_energy.measurement import EnergyMeasurement, MeasurementPlan
 from tvm_energy.meta_schedule.callback import EnergyCallback
 from tvm_energy.meta_schedule.cost_model import EnergyCostModel, FeatureReader
 from tvm_energy.meta_schedule.database import ObjectiveDatabase
-from tvm_energy.meta_schedule.device import Artifact, TuningDevice, open_device
+from tvm_energy.meta_schedule.device import TuningDevice, open_device
 from tvm_energy.meta_schedule.logs import close_loggers, open_loggers
 from tvm_energy.meta_schedule.runner import argument_infos
 from tvm_energy.meta_schedule.task_scheduler import EnergyTaskScheduler
 from tvm_energy.meta_schedule.traces import workload_hash
-from tvm_energy.objective import DEFAULT_OBJECTIVE, Objective, parse_objective
-from tvm_energy.policy import parse_policy
+from tvm_energy.objective import DEFAULT_OBJECTIVE
 from tvm_energy.progress import Progress, SilentProgress
-from tvm_energy.session import Session
-from tvm_energy.work_dir import load, locked_work_dir
+from tvm_energy.tuning_run import (
+    DEFAULT_FINALISTS,
+    DEFAULT_POLICY,
+    MODEL_FILE,
+    Interrupted,
+    TuningRun,
+    check_counts,
+    finalist_plan,
+    open_run,
+    resumed_message,
+)
+from tvm_energy.work_dir import locked_work_dir
 
 logger = logging.getLogger(__name__)
 
-DEFAULT_POLICY = "snr"
-DEFAULT_FINALISTS = 4
-
 #: Kernels of earlier runs whose features are read again, so that the model starts with what it knew.
 _RELEARNED_PER_TASK = 256
-
-#: The energy model as it was at the end of the run, for a look at it and for later use.
-MODEL_FILE = "energy_model.json"
 
 #: Arguments of the stock tune functions that concern a task's context, not the tuner.
 _CONTEXT_OPTIONS = ("space", "special_space", "strategy", "num_tuning_cores")
@@ -70,10 +67,6 @@ class TuningTask:
     name: str
     mod: Any
     weight: float = 1.0
-
-
-class Interrupted(TvmEnergyError):
-    """The user pressed Ctrl-C; everything so far is on disk."""
 
 
 def run(
@@ -118,7 +111,7 @@ def run(
         WorkDirError, RecordFormatError: the work directory cannot be used.
         Interrupted: Ctrl-C.
     """
-    _check_counts(tasks, trials, trials_per_round, finalists)
+    check_counts(tasks, trials, trials_per_round, finalists)
     stock = dict(stock or {})
     if population is not None:
         stock["strategy"] = evolutionary_search(population)
@@ -161,18 +154,6 @@ def evolutionary_search(population: int) -> Any:
     )
 
 
-def _check_counts(tasks: Sequence[TuningTask], trials: int, per_round: int, finalists: int) -> None:
-    if not tasks:
-        raise ConfigurationError("there is nothing to tune: no tasks were given")
-    for name, value, least in (
-        ("trials", trials, 1),
-        ("trials per round", per_round, 1),
-        ("finalists", finalists, 0),
-    ):
-        if value < least:
-            raise ConfigurationError(f"{name} must be at least {least}, got {value}")
-
-
 @contextlib.contextmanager
 def _opened(device: str | TuningDevice, target: Any) -> Iterator[TuningDevice]:
     if not isinstance(device, str):
@@ -185,21 +166,13 @@ def _opened(device: str | TuningDevice, target: Any) -> Iterator[TuningDevice]:
         opened.close()
 
 
-@dataclass
-class _Engine:
+@dataclass(kw_only=True)
+class _Engine(TuningRun):
     """The joined parts of one run."""
 
     device: TuningDevice
-    session: Session
     database: Any
-    log: rec.RecordLog
-    plan: MeasurementPlan
-    objective: Objective
     progress: Progress
-    seed: int
-    resumed: int
-    stop: _StopFlag
-    finals_objective: str | None = None
 
     @classmethod
     def open(
@@ -215,56 +188,26 @@ class _Engine:
         database: Any = None,
     ) -> _Engine:
         """Join the parts and take over what the work directory holds."""
-        parsed = parse_objective(objective, max_power_w=device.max_power_w)
-        if parsed.needs_energy and device.meter is None:
-            raise MeterUnavailable(
-                f"objective {parsed.spec!r} needs energy, which cannot be measured on {device.spec}: "
-                f"{device.no_meter_reason}; or tune for a simulated device such as sim:a100"
-            )
-        plan = plan or MeasurementPlan()
-        chosen_policy = parse_policy(policy if parsed.needs_energy else "none")
-        if seed is None:
-            seed = int(np.random.default_rng().integers(1, 2**30))
-        header = rec.Header(
-            device=device.identity,
-            meter=device.meter,
-            objective=parsed.spec,
-            policy=chosen_policy.spec,
-            plan=plan.to_json(),
-            versions=versions(),
+        run = open_run(
+            device,
+            work_dir,
+            objective=objective,
+            policy=policy,
             seed=seed,
-            created=rec.now(),
+            plan=plan,
+            progress=progress,
+            versions=versions(),
         )
-        earlier = _earlier(work_dir, header, progress)
-        log = rec.RecordLog(work_dir)
-        log.append(header)
-        log.flush()
-        session = Session(
-            objective=parsed,
-            policy=chosen_policy,
-            model=XgbKernelModel(seed=seed),
-            log=log,
-            rng=np.random.default_rng(seed),
-        )
-        session.restore(earlier)
-        tried = [record for record in earlier if isinstance(record, rec.CandidateRecord)]
         device.history.add(
-            {r.module: r.latency_s for r in tried if r.module and r.latency_s is not None}
+            {r.module: r.latency_s for r in run.tried if r.module and r.latency_s is not None}
         )
         if not isinstance(database, ms.database.Database):
             database = ms.database.JSONDatabase(work_dir=str(work_dir))
         return cls(
+            **vars(run),
             device=device,
-            session=session,
-            database=ObjectiveDatabase(database, session),
-            log=log,
-            plan=plan,
-            objective=parsed,
+            database=ObjectiveDatabase(database, run.session),
             progress=progress,
-            seed=seed,
-            resumed=len(tried),
-            stop=_StopFlag(),
-            finals_objective=_last_objective(earlier),
         )
 
     def parts(self) -> dict[str, Any]:
@@ -293,7 +236,7 @@ class _Engine:
         """Search; a task that makes TVM fail is set aside, and the others go on."""
         import_tensor_intrinsics()
         names = {workload_hash(normalized(task.mod)): task.name for task in tasks}
-        done = self.resumed
+        done = len(self.tried)
         left = {workload_hash(normalized(task.mod)): task for task in tasks}
 
         def on_round(workload: str, record: rec.RoundRecord) -> None:
@@ -303,7 +246,7 @@ class _Engine:
 
         self.session.on_round = on_round
         self.progress.started(
-            [task.name for task in tasks], trials, self._device_name(), self.resumed
+            [task.name for task in tasks], trials, self._device_name(), len(self.tried)
         )
         for workload, task in left.items():
             self.session.add_task(workload, task.name, float(task.weight))
@@ -395,12 +338,8 @@ class _Engine:
         self.log.flush()
 
     def _say_resumed(self, trials: int) -> None:
-        if self.resumed:
-            rest = max(0, trials - self.resumed)
-            self.progress.message(
-                f"continuing: {self.resumed} candidates are on record and are not tried again; "
-                f"{rest} trials are left"
-            )
+        if self.tried:
+            self.progress.message(resumed_message(len(self.tried), trials))
 
     def _relearn(self, tasks: dict[str, TuningTask]) -> None:
         """Read the features of earlier runs' best kernels again and fit the model to them."""
@@ -421,7 +360,7 @@ class _Engine:
             self.session.add_features(
                 workload, {key: row for (key, _), row in zip(rows, features, strict=True)}
             )
-        if self.resumed:
+        if self.tried:
             self.session.learn()
 
     # -- finalists -----------------------------------------------------------------------------
@@ -430,9 +369,8 @@ class _Engine:
         """Measure the best few of each task again, with long, interleaved windows."""
         if count == 0 or self.device.meter is None:
             return
-        same_objective = self.finals_objective in (None, self.objective.spec)
         for workload, name in self.session.task_names().items():
-            if same_objective and self.session.finals_done(workload):
+            if not self.wants_finals(workload):
                 continue
             keys = self.session.finalists(workload, count)
             if not keys:
@@ -456,7 +394,7 @@ class _Engine:
             artifacts[key] = Artifact(path=path, arguments=argument_infos(candidate.args_info))
         if not artifacts:
             return {}
-        results = self.device.measure(list(artifacts.values()), self._finalist_plan())
+        results = self.device.measure(list(artifacts.values()), finalist_plan(self.plan))
         for result in results:
             if isinstance(result, str):
                 self.progress.message(f"a finalist could not be measured: {result}")
@@ -465,33 +403,6 @@ class _Engine:
             for key, result in zip(artifacts, results, strict=True)
             if isinstance(result, EnergyMeasurement)
         }
-
-    def _finalist_plan(self) -> MeasurementPlan:
-        """The finalists' plan, with longer windows where the user asked for longer ones."""
-        window_s = max(FINALIST_PLAN.window_s, self.plan.window_s)
-        return dataclasses.replace(
-            FINALIST_PLAN,
-            window_s=window_s,
-            budget_s=FINALIST_PLAN.budget_s * window_s / FINALIST_PLAN.window_s,
-            net_of_idle=self.plan.net_of_idle,
-            seed=self.plan.seed,
-        )
-
-
-def _earlier(work_dir: Path, header: rec.Header, progress: Progress) -> list[rec.Record]:
-    """What earlier runs left; what was measured in another way is set aside, and that is said."""
-    kept, set_aside = comparable(load(work_dir, str(header.device["uuid"])), header)
-    if set_aside:
-        progress.message(
-            f"{set_aside} energies on record were measured in another way "
-            "(--window-s or another setting differs) and are not used"
-        )
-    return kept
-
-
-def _last_objective(records: Sequence[rec.Record]) -> str | None:
-    specs = [record.objective for record in records if isinstance(record, rec.Header)]
-    return specs[-1] if specs else None
 
 
 def normalized(mod: Any) -> Any:
@@ -502,32 +413,6 @@ def normalized(mod: Any) -> Any:
 def _first_line(exc: BaseException) -> str:
     lines = [line.strip() for line in str(exc).splitlines() if line.strip()]
     return (lines[-1] if lines else type(exc).__name__)[:300]
-
-
-class _StopFlag:
-    """Turns the first Ctrl-C into a request to stop after this round, the second into an exit."""
-
-    def __init__(self) -> None:
-        self.requested = False
-
-    @contextlib.contextmanager
-    def listening(self, progress: Progress) -> Iterator[None]:
-        """Watch for Ctrl-C; only the main thread can."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-
-        def handle(number: int, frame: types.FrameType | None) -> None:
-            if self.requested:
-                raise KeyboardInterrupt
-            self.requested = True
-            progress.message("stopping after this round; press Ctrl-C again to stop at once")
-
-        previous = signal.signal(signal.SIGINT, handle)
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGINT, previous)
 
 
 # -- for scripts -------------------------------------------------------------------------------

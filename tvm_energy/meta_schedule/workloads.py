@@ -140,10 +140,16 @@ class Workload:
     arguments: tuple[Argument, ...]
 
     def primfunc(self) -> PrimFunc:
-        """The unscheduled TIR function, with ``global_symbol`` ``main``."""
+        """The TIR function, not scheduled, with ``global_symbol`` "main"."""
         from tvm_energy.meta_schedule import compat
 
         compat.check_versions()
+        from tvm import te
+
+        return te.create_prim_func(self.tensors()).with_attr("global_symbol", "main")
+
+    def tensors(self) -> list[Any]:
+        """Inputs and output as tensor expressions of whichever TVM is installed."""
         from tvm import te
 
         inputs = [
@@ -151,8 +157,7 @@ class Workload:
             for item in self.arguments
             if not item.output
         ]
-        output = WORKLOADS[self.name].compute(self.parameters, *inputs)
-        return te.create_prim_func([*inputs, output]).with_attr("global_symbol", "main")
+        return [*inputs, WORKLOADS[self.name].compute(self.parameters, *inputs)]
 
     def random_inputs(self, seed: int) -> list[NDArray[Any]]:
         """Inputs spread evenly over [-1, 1): the same seed gives the same arrays.

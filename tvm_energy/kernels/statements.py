@@ -8,9 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from tvm import tirx
 
-from tvm_energy.meta_schedule.tir_objects import (
+from tvm_energy.kernels.tir_objects import (
     LOADS,
     BufferNames,
     access_pointer,
@@ -24,7 +23,9 @@ from tvm_energy.meta_schedule.tir_objects import (
     loaded,
     mma_flops,
     pointer_scope,
+    pointer_storage,
     reads_memory,
+    scope_kind,
     scope_of,
     type_bytes,
 )
@@ -51,6 +52,8 @@ _BINARY = {
     "And": "and",
     "Or": "or",
 }
+#: Values of TVM's ``ForKind``; the others run one after the other.
+_FOR_KINDS = {2: "vector", 3: "unrolled"}
 _CALLS = {
     "shift_left": "<<",
     "shift_right": ">>",
@@ -121,8 +124,7 @@ class DeviceCode:
         if handler is not None:
             trees: list[Tree] = handler(statement)
             return trees
-        body = getattr(statement, "body", None)
-        return [] if body is None else self.tree(body)
+        return self._inside(statement)
 
     def _seqstmt(self, statement: Any) -> list[Tree]:
         return [tree for item in statement.seq for tree in self.tree(item)]
@@ -160,11 +162,10 @@ class DeviceCode:
         else:
             self.bound.pop(key, None)
             key_of_loop = key
-        kinds = {tirx.ForKind.UNROLLED: "unrolled", tirx.ForKind.VECTORIZED: "vector"}
         loop = Loop(
             key_of_loop,
             self.index(statement.extent),
-            kinds.get(tirx.ForKind(int(statement.kind)), "serial"),
+            _FOR_KINDS.get(int(statement.kind), "serial"),
             self.tree(statement.body),
         )
         return [loop]
@@ -196,23 +197,41 @@ class DeviceCode:
 
     def _declbuffer(self, statement: Any) -> list[Tree]:
         self.names.declare(statement)
-        return []
+        return self._inside(statement)
 
     def _allocbuffer(self, statement: Any) -> list[Tree]:
         self.allocate(statement.buffer)
         return []
 
+    def _allocate(self, statement: Any) -> list[Tree]:
+        """TVM up to 0.19 allocates a pointer for a body; buffers are views of it."""
+        name = self.names.of_data(statement.buffer_var)
+        size = math.prod(integer(extent, 1) for extent in statement.extents)
+        self._note_size(
+            name, pointer_storage(statement.buffer_var), size * type_bytes(str(statement.dtype))
+        )
+        return self.tree(statement.body)
+
+    def _letstmt(self, statement: Any) -> list[Tree]:
+        return self._bind(statement) + self.tree(statement.body)
+
+    def _inside(self, statement: Any) -> list[Tree]:
+        """The body of a statement that has one in some versions of TVM only."""
+        body = getattr(statement, "body", None)
+        return [] if body is None else self.tree(body)
+
     def allocate(self, buffer: Any) -> None:
         """Note the size of a buffer that lives in shared memory or registers."""
         size = element_count(buffer) * element_bytes(buffer)
-        scope = scope_of(buffer)
-        name = self.names.of(buffer)
-        if scope == "shared":
-            if str(buffer.scope()) != "shared.dyn":
+        self._note_size(self.names.of(buffer), str(buffer.scope()), size)
+
+    def _note_size(self, name: str, storage: str, size: int) -> None:
+        if storage.startswith("shared"):
+            if storage != "shared.dyn":
                 self.shared[name] = size
-        elif str(buffer.scope()).startswith("wmma"):
+        elif storage.startswith("wmma"):
             self.kernel.local_bytes[name] = size // 32  # a fragment is spread over the warp
-        elif scope == "local":
+        elif scope_kind(storage) == "local":
             self.kernel.local_bytes[name] = size
 
     def _bufferstore(self, statement: Any) -> list[Tree]:

@@ -11,15 +11,13 @@ import subprocess
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tvm.support.popen_pool import PopenPoolExecutor, StatusKind
-
-from tvm_energy.meta_schedule.workers import prepare_worker
+from tvm_energy.kernels.workers import prepare_worker
 
 USES_PER_WORKER = 500
 
 
 class WorkerPool:
-    """Runs functions of `tvm_energy.meta_schedule.workers` in other processes.
+    """Runs functions in other processes.
 
     Args:
         workers: number of processes.
@@ -31,7 +29,7 @@ class WorkerPool:
         self, workers: int, timeout_s: float, environment: dict[str, str] | None = None
     ) -> None:
         self.timeout_s = timeout_s
-        self._pool = PopenPoolExecutor(
+        self._pool: Any = _popen_pool().PopenPoolExecutor(
             max_workers=workers,
             timeout=timeout_s,
             initializer=prepare_worker,
@@ -46,13 +44,14 @@ class WorkerPool:
     ) -> list[tuple[Any, str | None]]:
         """Run ``function(*job)`` for each job; (value, None) or (None, reason) in the order of jobs."""
         outcomes: list[tuple[Any, str | None]] = []
+        kinds = _popen_pool().StatusKind
         for job, result in zip(
             jobs, self._pool.map_with_error_catching(_Spread(function), jobs), strict=True
         ):
             del job
-            if result.status == StatusKind.COMPLETE:
+            if result.status == kinds.COMPLETE:
                 outcomes.append((result.value, None))
-            elif result.status == StatusKind.TIMEOUT:
+            elif result.status == kinds.TIMEOUT:
                 outcomes.append((None, f"timeout: killed after {self.timeout_s:g} s"))
             elif isinstance(result.value, ChildProcessError):
                 outcomes.append((None, "crash: the worker process died"))
@@ -62,7 +61,19 @@ class WorkerPool:
 
     def close(self) -> None:
         """End all workers."""
-        self._pool.shutdown(wait=True)
+        pool, self._pool = self._pool, None
+        # TVM up to 0.19 has no `shutdown`; there a pool ends its workers when it is let go.
+        if hasattr(pool, "shutdown"):
+            pool.shutdown(wait=True)
+
+
+def _popen_pool() -> Any:
+    """TVM's module of process pools, which moved after TVM 0.19."""
+    try:
+        from tvm.support import popen_pool
+    except ImportError:
+        from tvm.contrib import popen_pool
+    return popen_pool
 
 
 class _Spread:

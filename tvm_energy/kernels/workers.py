@@ -1,4 +1,4 @@
-"""What runs in worker processes: building, timing and measuring one candidate.
+"""What runs in worker processes: timing and measuring built kernels.
 
 Everything that enters or leaves these functions is plain data. A worker that crashes or hangs is
 killed and replaced by its pool, and costs one candidate.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import tempfile
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -26,32 +25,7 @@ def prepare_worker(environment: dict[str, str]) -> None:
     """Runs once in each new worker process, before any device is touched."""
     os.environ.update(environment)
     os.environ[WORKER_VARIABLE] = "1"
-    import tvm_energy.meta_schedule.compat  # noqa: F401, I001  (refuses a bad pair before TVM loads)
     import tvm  # noqa: F401
-
-
-def build_library(mod: Any, target: Any, folder: str) -> str:
-    """Compile a scheduled module into a shared library and return its path.
-
-    Stock MetaSchedule exports an archive that the (single) runner links; linking here instead
-    happens in parallel.
-    """
-    from tvm.driver import build as tvm_build
-    from tvm.s_tir.transform import RemoveWeightLayoutRewriteBlock
-
-    mod = RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=True)(mod)
-    try:
-        library = tvm_build(mod, target=target)
-    except Exception:
-        # Schedules that are already applied carry their intrinsics' code; should a pass ask for the
-        # registry after all, one (slow) import per worker provides it.
-        from tvm_energy.meta_schedule.compat import import_tensor_intrinsics
-
-        import_tensor_intrinsics()
-        library = tvm_build(mod, target=target)
-    path = os.path.join(tempfile.mkdtemp(dir=folder), "kernel.so")
-    library.export_library(path)
-    return path
 
 
 def run_library(
@@ -64,17 +38,19 @@ def run_library(
     min_repeat_ms: int,
     hopeless_s: float,
     seed: int,
+    preprocess: str = "",
 ) -> list[float]:
     """Time one kernel; seconds a launch, one number for each repeat.
 
     Args:
-        path: shared library made by `build_library`.
+        path: shared library made by the adapter.
         device_type: ``cpu`` or ``cuda``.
         arguments: shapes and dtypes of the kernel's arguments.
         number, repeat, min_repeat_ms: as in MetaSchedule's ``EvaluatorConfig``.
         hopeless_s: a kernel slower than this in a first short run is not timed any longer; its short
             timing is returned.
         seed: of the data in the arguments.
+        preprocess: name of the TVM function that is called before each repeat, or nothing.
     """
     library, device, tensors = _load(path, device_type, arguments, seed)
     probe = library.time_evaluator(library.entry_name, device, number=1, repeat=1)
@@ -82,7 +58,12 @@ def run_library(
     if first_s > hopeless_s:
         return [first_s]
     evaluator = library.time_evaluator(
-        library.entry_name, device, number=number, repeat=repeat, min_repeat_ms=min_repeat_ms
+        library.entry_name,
+        device,
+        number=number,
+        repeat=repeat,
+        min_repeat_ms=min_repeat_ms,
+        f_preproc=preprocess,
     )
     device.sync()
     return [float(value) for value in evaluator(*tensors).results]
@@ -329,22 +310,24 @@ def _load(
     import tvm
 
     library = tvm.runtime.load_module(path)
-    device = tvm.runtime.device(device_type, 0)
+    device = tvm.device(device_type, 0)
     return library, device, _on_device(arguments, device, seed)
 
 
 def _on_device(arguments: Sequence[ArgumentInfo], device: Any, seed: int) -> list[Any]:
     import tvm
 
-    return [
-        tvm.runtime.tensor(values, device=device) for values in random_arguments(arguments, seed)
-    ]
+    # TVM up to 0.19 calls a tensor an array.
+    make_tensor = tvm.runtime.tensor if hasattr(tvm.runtime, "tensor") else tvm.nd.array
+    return [make_tensor(values, device=device) for values in random_arguments(arguments, seed)]
 
 
 def random_arguments(arguments: Sequence[ArgumentInfo], seed: int) -> list[Any]:
     """Seeded random numpy arrays: normal for floats, small integers otherwise."""
-    import ml_dtypes  # noqa: F401  (gives numpy bfloat16 and float8)
     import numpy as np
+
+    with contextlib.suppress(ImportError):
+        import ml_dtypes  # noqa: F401  (gives numpy bfloat16 and float8)
 
     rng = np.random.default_rng(seed)
     arrays = []

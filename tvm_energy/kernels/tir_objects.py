@@ -1,12 +1,10 @@
-"""Reading TVM's expressions and buffers, whose Python faces differ between TVM 0.26 and 0.27."""
+"""Reading TVM's expressions and buffers, whose Python faces differ between TVM 0.19, 0.26 and 0.27."""
 
 from __future__ import annotations
 
 import math
 import re
 from typing import Any
-
-from tvm.ir import Call
 
 LOADS = ("BufferLoad", "TensorLoad")  # TVM 0.26 and 0.27
 
@@ -120,12 +118,17 @@ def scope_kind(scope: str) -> str:
 
 
 def pointer_scope(data: Any) -> str:
-    """Where a pointer points."""
+    """Where a pointer points: ``global``, ``shared`` or ``local``."""
+    return scope_kind(pointer_storage(data))
+
+
+def pointer_storage(data: Any) -> str:
+    """TVM's storage scope behind a pointer."""
     variable = data_variable(data)
     if hasattr(variable, "scope"):
-        return scope_kind(str(variable.scope()))
+        return str(variable.scope())
     annotation = getattr(variable, "type_annotation", None)
-    return scope_kind(str(getattr(annotation, "storage_scope", "") or ""))
+    return str(getattr(annotation, "storage_scope", "") or "")
 
 
 def integer(expression: Any, default: int) -> int:
@@ -171,7 +174,7 @@ def access_pointer(expression: Any) -> Any:
     pointers = [
         item
         for item in expression.args
-        if isinstance(item, Call) and call_name(item) == "tvm_access_ptr"
+        if type(item).__name__ == "Call" and call_name(item) == "tvm_access_ptr"
     ]
     outside = [item for item in pointers if pointer_scope(item.args[1]) != "local"]
     return outside[0] if outside else None

@@ -1,0 +1,237 @@
+"""The start of a tuning run, the same for every tuner: objective, log, session, and what is on record.
+
+Nothing here knows TVM; the adapters join these parts to a tuner.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import signal
+import threading
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from tvm_energy import records as rec
+from tvm_energy.energy_model.xgb import XgbKernelModel
+from tvm_energy.errors import ConfigurationError, MeterUnavailable, TvmEnergyError
+from tvm_energy.logs.load import comparable
+from tvm_energy.measurement import FINALIST_PLAN, MeasurementPlan
+from tvm_energy.objective import Objective, parse_objective
+from tvm_energy.policy import parse_policy
+from tvm_energy.progress import Progress
+from tvm_energy.session import Session
+from tvm_energy.work_dir import load
+
+DEFAULT_POLICY = "snr"
+DEFAULT_FINALISTS = 4
+
+#: The energy model as it was at the end of the run, for a look at it and for later use.
+MODEL_FILE = "energy_model.json"
+
+
+class Interrupted(TvmEnergyError):
+    """The user pressed Ctrl-C; everything so far is on disk."""
+
+
+class NamedDevice(Protocol):
+    """What the log and the objective want to know of a device.
+
+    Attributes:
+        spec: as in ``--device``, in full: ``sim:a100``, ``cpu``, ``cuda:GPU-...``.
+        identity: name, uuid, ..., as in log headers.
+        meter: `MeterInfo` as JSON, or None when energy cannot be measured.
+        no_meter_reason: why not.
+        max_power_w: power limit, where known.
+    """
+
+    spec: str
+    identity: dict[str, Any]
+    meter: dict[str, Any] | None
+    no_meter_reason: str
+    max_power_w: float | None
+
+
+class StopFlag:
+    """Turns the first Ctrl-C into a request to stop after this round, the second into an exit."""
+
+    def __init__(self) -> None:
+        self.requested = False
+
+    @contextlib.contextmanager
+    def listening(self, progress: Progress) -> Iterator[None]:
+        """Watch for Ctrl-C; only the main thread can."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def handle(number: int, frame: types.FrameType | None) -> None:
+            if self.requested:
+                raise KeyboardInterrupt
+            self.requested = True
+            progress.message("stopping after this round; press Ctrl-C again to stop at once")
+
+        previous = signal.signal(signal.SIGINT, handle)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, previous)
+
+
+@dataclass(kw_only=True)
+class TuningRun:
+    """What every run has.
+
+    Attributes:
+        session: the state machine.
+        log: where its records go; to be closed at the end.
+        plan: how one kernel is measured.
+        objective: ranks kernels.
+        seed: of the run.
+        tried: candidates of earlier runs in the directory.
+        finals_objective: the objective of the last run, which chose its finalists.
+        stop: asked before each round.
+    """
+
+    session: Session
+    log: rec.RecordLog
+    plan: MeasurementPlan
+    objective: Objective
+    seed: int
+    tried: list[rec.CandidateRecord]
+    finals_objective: str | None
+    stop: StopFlag = field(default_factory=StopFlag)
+
+    def wants_finals(self, workload: str) -> bool:
+        """False when the finalists on record are still the right ones."""
+        same_objective = self.finals_objective in (None, self.objective.spec)
+        return not (same_objective and self.session.finals_done(workload))
+
+
+def open_run(
+    device: NamedDevice,
+    work_dir: Path,
+    *,
+    objective: str,
+    policy: str,
+    seed: int | None,
+    plan: MeasurementPlan | None,
+    progress: Progress,
+    versions: Mapping[str, str],
+) -> TuningRun:
+    """Write the header of a run, and take over what earlier runs left in the work directory.
+
+    Args:
+        device: what is tuned for.
+        work_dir: its lock is held.
+        objective: see `tvm_energy.objective`.
+        policy: see `tvm_energy.policy`.
+        seed: None draws one.
+        plan: None for the default one.
+        progress: is told what is set aside.
+        versions: for the header.
+
+    Raises:
+        ConfigurationError: objective or policy is wrong.
+        MeterUnavailable: the objective needs energy, and the device has no meter.
+        WorkDirError, RecordFormatError: the work directory cannot be used.
+    """
+    parsed = parse_objective(objective, max_power_w=device.max_power_w)
+    if parsed.needs_energy and device.meter is None:
+        raise MeterUnavailable(
+            f"objective {parsed.spec!r} needs energy, which cannot be measured on {device.spec}: "
+            f"{device.no_meter_reason}; or tune for a simulated device such as sim:a100"
+        )
+    plan = plan or MeasurementPlan()
+    chosen_policy = parse_policy(policy if parsed.needs_energy else "none")
+    if seed is None:
+        seed = int(np.random.default_rng().integers(1, 2**30))
+    header = rec.Header(
+        device=device.identity,
+        meter=device.meter,
+        objective=parsed.spec,
+        policy=chosen_policy.spec,
+        plan=plan.to_json(),
+        versions=dict(versions),
+        seed=seed,
+        created=rec.now(),
+    )
+    earlier = _earlier(work_dir, header, progress)
+    log = rec.RecordLog(work_dir)
+    log.append(header)
+    log.flush()
+    session = Session(
+        objective=parsed,
+        policy=chosen_policy,
+        model=XgbKernelModel(seed=seed),
+        log=log,
+        rng=np.random.default_rng(seed),
+    )
+    session.restore(earlier)
+    return TuningRun(
+        session=session,
+        log=log,
+        plan=plan,
+        objective=parsed,
+        seed=seed,
+        tried=[record for record in earlier if isinstance(record, rec.CandidateRecord)],
+        finals_objective=_last_objective(earlier),
+    )
+
+
+def finalist_plan(plan: MeasurementPlan) -> MeasurementPlan:
+    """The finalists' plan, with longer windows where the user asked for longer ones."""
+    window_s = max(FINALIST_PLAN.window_s, plan.window_s)
+    return dataclasses.replace(
+        FINALIST_PLAN,
+        window_s=window_s,
+        budget_s=FINALIST_PLAN.budget_s * window_s / FINALIST_PLAN.window_s,
+        net_of_idle=plan.net_of_idle,
+        seed=plan.seed,
+    )
+
+
+def check_counts(tasks: Sequence[Any], trials: int, per_round: int, finalists: int) -> None:
+    """Refuse numbers that make no sense.
+
+    Raises:
+        ConfigurationError: naming the number.
+    """
+    if not tasks:
+        raise ConfigurationError("there is nothing to tune: no tasks were given")
+    for name, value, least in (
+        ("trials", trials, 1),
+        ("trials per round", per_round, 1),
+        ("finalists", finalists, 0),
+    ):
+        if value < least:
+            raise ConfigurationError(f"{name} must be at least {least}, got {value}")
+
+
+def resumed_message(resumed: int, trials: int) -> str:
+    """What a run that is continued says first."""
+    return (
+        f"continuing: {resumed} candidates are on record and are not tried again; "
+        f"{max(0, trials - resumed)} trials are left"
+    )
+
+
+def _earlier(work_dir: Path, header: rec.Header, progress: Progress) -> list[rec.Record]:
+    """What earlier runs left; what was measured in another way is set aside, and that is said."""
+    kept, set_aside = comparable(load(work_dir, str(header.device["uuid"])), header)
+    if set_aside:
+        progress.message(
+            f"{set_aside} energies on record were measured in another way "
+            "(--window-s or another setting differs) and are not used"
+        )
+    return kept
+
+
+def _last_objective(records: Sequence[rec.Record]) -> str | None:
+    specs = [record.objective for record in records if isinstance(record, rec.Header)]
+    return specs[-1] if specs else None
