@@ -36,8 +36,6 @@ WORKLOADS = {
     "resnet-14": "conv2d:n=1,ci=256,co=256,h=14,w=14,kernel=3,padding=1",
     "resnet-1x1": "conv2d:n=1,ci=64,co=256,h=56,w=56,kernel=1,padding=0",
 }
-#: MetaSchedule's default.
-STOCK_EPS_GREEDY = 0.05
 QUICK = ("bert-qkv", "bert-mv", "resnet-1x1")
 
 
@@ -272,7 +270,7 @@ def tune_stock(spec: str, function: Any, settings: Settings) -> Outcome:
             num_trials_per_iter=settings.per_round,
             builder=device.builder,
             runner=device.runner,
-            strategy=evolutionary_search(settings.population, STOCK_EPS_GREEDY),
+            strategy=evolutionary_search(settings.population),
             seed=settings.seed,
             num_tuning_cores=1,
         )

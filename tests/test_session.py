@@ -20,7 +20,7 @@ from tvm_energy.records import (
     RoundRecord,
     read_records,
 )
-from tvm_energy.session import Candidate, Order, Session
+from tvm_energy.session import WARM_UP, Candidate, Order, Session
 
 TASK = "1234"
 
@@ -364,3 +364,14 @@ def test_a_policy_that_repeats_itself_measures_nothing_twice() -> None:
     session.policy = Stubborn(1.0)
     play(session, device, 1)
     assert len(device.measured) == 2
+
+
+def test_few_kernels_do_not_lead_the_search() -> None:
+    session, device = make_session(), Kernels()
+    play(session, device, 3, size=(WARM_UP - 1) // 3)
+    batch = device.batch(300)
+    rows = np.stack([candidate.features for candidate in batch])
+    cost = np.array([device.energy_j(candidate.key) for candidate in batch])
+    assert abs(spearmanr(session.scores(TASK, rows), -cost).statistic) < 0.2
+    play(session, device, 1, size=8)
+    assert spearmanr(session.scores(TASK, rows), -cost).statistic > 0.3

@@ -58,6 +58,10 @@ Floats = npt.NDArray[np.float64]
 #: more than the very fastest kernels.
 EARLY_SLACK = 0.5
 
+#: Kernels that have run, over all tasks, before predictions lead the search; MetaSchedule's own cost model
+#: waits for 100. Until then a random choice among the offspring of the best kernels finds better ones.
+WARM_UP = 64
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
@@ -503,11 +507,12 @@ class Session:
             features: shape (n, n_features).
 
         Returns:
-            Shape (n,): 1 for a kernel predicted as good as the best known; random without a model.
+            Shape (n,): 1 for a kernel predicted as good as the best known; random while `WARM_UP` lasts.
         """
         task = self._task(workload)
         prediction = self.model.predict(features, workload) if len(features) else None
-        if prediction is None or not task.kernels:
+        known = sum(len(each.kernels) for each in self._tasks.values())
+        if prediction is None or not task.kernels or known < WARM_UP:
             return self._rng.random(len(features))
         latency_s = prediction.latency_s
         energy_j = prediction.energy_j

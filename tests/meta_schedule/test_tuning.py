@@ -12,7 +12,6 @@ import pytest
 import tvm_energy
 from tvm_energy.errors import ConfigurationError, MeterUnavailable, WorkDirError
 from tvm_energy.meta_schedule.tuning import (
-    EPS_GREEDY,
     TuningTask,
     evolutionary_search,
     normalized,
@@ -366,12 +365,3 @@ def test_tune_relax_takes_the_stock_arguments(tmp_path: Path) -> None:
         if function.attrs and function.attrs.get("tirx.is_scheduled")
     ]
     assert any("softmax" in name for name in scheduled)
-
-
-def test_a_part_of_each_batch_is_drawn_at_random() -> None:
-    search = evolutionary_search(64)
-    assert search.eps_greedy == pytest.approx(EPS_GREEDY)
-    assert search.population_size == 64
-    assert evolutionary_search().population_size == 512
-    with pytest.raises(ConfigurationError, match="population must be at least 1, got 0"):
-        evolutionary_search(0)

@@ -115,8 +115,6 @@ def run(
     stock = dict(stock or {})
     if population is not None:
         stock["strategy"] = evolutionary_search(population)
-    elif stock.get("strategy", "evolutionary") == "evolutionary":
-        stock["strategy"] = evolutionary_search()
     with locked_work_dir(Path(work_dir)), _opened(device, target) as opened:
         engine = _Engine.open(
             opened,
@@ -139,16 +137,8 @@ def run(
         return engine.database
 
 
-#: Part of a batch that is drawn at random rather than by score; MetaSchedule's is 0.05, but its own cost
-#: model scores at random until it has 100 samples.
-EPS_GREEDY = 0.3
-
-
-def evolutionary_search(population: int = 512, eps_greedy: float = EPS_GREEDY) -> Any:
+def evolutionary_search(population: int) -> Any:
     """MetaSchedule's evolutionary search with another population than its 512.
-
-    Our cost model leads the search from the second round on. Where it errs, it would lead every candidate
-    there: so more of each batch is drawn from the random schedules that the search starts with.
 
     It wants 50 new valid schedules to begin with, however small the population is; where few samples are
     valid (convolutions on a GPU), gathering them takes most of the time. A quarter of the population
@@ -161,7 +151,6 @@ def evolutionary_search(population: int = 512, eps_greedy: float = EPS_GREEDY) -
         population_size=population,
         init_min_unmeasured=max(1, min(50, population // 4)),
         max_fail_count=5 * max(1, 512 // population),
-        eps_greedy=eps_greedy,
     )
 
 
