@@ -11,7 +11,7 @@ cooperative   split, clock and transmit power for least device energy within str
 Every planner sees the same five clocks and decides on the whole table; the simulator then says what its
 decision costs. ``cpu`` is the CPU-DVFS model, t = w / (g f), e = kappa f^3 t, w the FLOPs of a block, with g and
 kappa of the network calibrated at the highest clock (kind to it); ``cpu_peak`` takes g from the data sheet.
-``fitted`` is t = a / f + c and P = P_s + kappa f^3 for each block, least squares. ``best`` plans with
+``fitted`` is the form that cross-validation chooses for each block (`tvm_energy.dvfs.fitting`). ``best`` plans with
 the truth. Blocks are real, of networks in the onnx package with TVM's default GPU schedules. Every number
 is simulated. The last line of stdout is one JSON object: for each device and network lists ``local`` and
 ``cooperative`` with the goal and, for each planner, ``latency_s``, ``energy_j``, ``missed`` (the deadline, by
@@ -30,6 +30,7 @@ import numpy as np
 
 from tvm_energy.dvfs.channel import RadioChannel
 from tvm_energy.dvfs.clock_table import ClockTable, clock_table
+from tvm_energy.dvfs.fitting import fit_latencies, fit_powers
 from tvm_energy.dvfs.partition import PartitionTask, options, partition
 from tvm_energy.dvfs.plan import Deadline, PricedTime, plan
 from tvm_energy.errors import DeadlineImpossible
@@ -119,18 +120,17 @@ def cpu_model(truth: ClockTable, flop: np.ndarray, flop_per_mhz: float) -> Clock
 
 
 def fitted_model(truth: ClockTable) -> ClockTable:
+    """The package's own fit of each block, from five clocks."""
     clocks = truth.clocks_mhz
     seen = np.unique(np.linspace(0, len(clocks) - 1, 5).round().astype(int))
-    power = truth.energy_j / truth.latency_s
-    latency = least_squares(1 / clocks, truth.latency_s, seen)
-    return clock_table(clocks, latency, power_w=least_squares(clocks**3, power, seen))
-
-
-def least_squares(x: np.ndarray, values: np.ndarray, seen: np.ndarray) -> np.ndarray:
-    """Value = a x + c for each row, from the columns ``seen``, at all columns."""
-    matrix = np.stack([x / x.max(), np.ones_like(x)], axis=1)
-    solution, *_ = np.linalg.lstsq(matrix[seen], values[:, seen].T, rcond=None)
-    return (matrix @ solution).T
+    power_w = (truth.energy_j / truth.latency_s)[:, seen]
+    latencies = fit_latencies(clocks[seen], truth.latency_s[:, seen])
+    powers = fit_powers(clocks[seen], power_w)
+    return clock_table(
+        clocks,
+        np.stack([curve.predict(clocks) for curve in latencies]),
+        power_w=np.stack([curve.predict(clocks) for curve in powers]),
+    )
 
 
 def local_case(

@@ -81,6 +81,9 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="three tasks of each kind, one seed")
     parser.add_argument("--json", action="store_true", help="print only the JSON object")
     parser.add_argument("--policies", default=None, help="specs, separated by spaces")
+    parser.add_argument(
+        "--devices", default=None, help="some of them, comma-separated: sim:a100,h200"
+    )
     parser.add_argument("--seeds", type=int, default=None)
     parser.add_argument("--plot", type=Path, help="file for regret over measuring time")
     options = parser.parse_args()
@@ -89,6 +92,8 @@ def main() -> None:
     result: dict[str, Any] = {"slack": SLACK, "seeds": len(seeds)}
     curves: dict[str, dict[str, list[list[tuple[float, float]]]]] = {}
     for device, pools in all_pools(3 if options.quick else None):
+        if options.devices and device not in options.devices.split(","):
+            continue
         result[device] = {"tasks": len(pools), "simulated": device.startswith("sim:")}
         for spec in policies:
             games = [play(each, spec, seed) for each in pools for seed in seeds]

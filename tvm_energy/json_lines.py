@@ -6,6 +6,7 @@ since lines are appended and flushed whole.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
@@ -109,6 +110,12 @@ def _refuse_constant(name: str) -> float:
 
 
 _DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
+
+
+def json_hash(value: Any) -> str:
+    """16 hexadecimal digits of the SHA-256 of a JSON value, by which records name kernels."""
+    text = json.dumps(value, separators=(",", ":"), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def repair_tail(path: Path, longest: int = LONGEST_LINE) -> bool:

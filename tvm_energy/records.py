@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
 import json
 import logging
 import os
@@ -31,6 +30,7 @@ from typing import Any, ClassVar, TextIO
 
 from tvm_energy.errors import RecordFormatError, WorkDirError
 from tvm_energy.json_lines import (
+    json_hash,
     parse_line,
     read_lines,
     refuse_link_out,
@@ -525,8 +525,7 @@ class RecordLog:
 
 def kernel_key(trace: Any) -> str:
     """`CandidateRecord.key` of a schedule trace, given as the JSON value of a tuning record."""
-    text = json.dumps(_with_rewrite_marks(trace), separators=(",", ":"), sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    return json_hash(_with_rewrite_marks(trace))
 
 
 #: Layout rewriting (common on CPUs) marks blocks with True, which TVM's file turns into 1.

@@ -7,12 +7,11 @@ line says, not by its place; lines may be sorted, merged or taken out.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from typing import Any
 
 from tvm_energy.errors import RecordFormatError
-from tvm_energy.json_lines import parse_line
+from tvm_energy.json_lines import json_hash, parse_line
 
 
 def names_of_line(line: str) -> tuple[str, str]:
@@ -24,7 +23,7 @@ def names_of_line(line: str) -> tuple[str, str]:
     value = parse_line(line)
     try:
         task, state = value["i"]
-        return _hash([task[0], task[1]]), _hash(state[1])
+        return json_hash([task[0], task[1]]), json_hash(state[1])
     except (IndexError, KeyError, TypeError, ValueError) as exc:
         raise RecordFormatError("not a record of an Ansor log") from exc
 
@@ -63,8 +62,3 @@ def _no_result() -> Any:
     from tvm.auto_scheduler.measure import MeasureResult
 
     return MeasureResult([0.0], 0, "", 0.0, 0.0)
-
-
-def _hash(value: Any) -> str:
-    text = json.dumps(value, separators=(",", ":"), sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]

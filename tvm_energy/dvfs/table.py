@@ -198,6 +198,10 @@ def parse_rows(
 
 def _rows(path: Path) -> tuple[list[Row], dict[str, str]]:
     """The rows, and units that the format prescribes."""
+    if not path.is_file():
+        raise ConfigurationError(
+            f"{path} is no file; give a CSV or JSON table with clock, time, and power or energy columns"
+        )
     try:
         raw = path.read_bytes()
         text = (lzma.decompress(raw) if path.suffix == ".xz" else raw).decode("utf-8-sig")
