@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import time
@@ -77,6 +78,7 @@ def test_stock_functions_are_back_after_the_block_even_after_an_error(cpu) -> No
         cpu.forget()
         builder = auto_scheduler.LocalBuilder(timeout=60)
         builder.build([item], verbose=0)
+        gc.collect()  # stock's pool of workers, which ends them when it is collected, in whatever thread
         return bool(cpu.artifacts)
 
     def fail() -> None:
