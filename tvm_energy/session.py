@@ -499,6 +499,15 @@ class Session:
         for key, energy_j in zip(keys, prediction.energy_j, strict=True):
             task.kernels[key] = replace(task.kernels[key], predicted_energy_j=float(energy_j))
 
+    def leads(self, workload: str) -> bool:
+        """Whether enough is known for predictions to lead the search; until then scores are random."""
+        known = sum(len(each.kernels) for each in self._tasks.values())
+        return known >= WARM_UP and bool(self._task(workload).kernels)
+
+    def random_scores(self, count: int) -> Floats:
+        """Scores for a search that is not led, shape (count,)."""
+        return self._rng.random(count)
+
     def scores(self, workload: str, features: Floats) -> Floats:
         """Score of candidates that have not been built, for the search: higher is better, positive.
 
@@ -507,13 +516,13 @@ class Session:
             features: shape (n, n_features).
 
         Returns:
-            Shape (n,): 1 for a kernel predicted as good as the best known; random while `WARM_UP` lasts.
+            Shape (n,): 1 for a kernel predicted as good as the best known; random unless `leads`.
         """
         task = self._task(workload)
-        prediction = self.model.predict(features, workload) if len(features) else None
-        known = sum(len(each.kernels) for each in self._tasks.values())
-        if prediction is None or not task.kernels or known < WARM_UP:
-            return self._rng.random(len(features))
+        led = self.leads(workload) and len(features) > 0
+        prediction = self.model.predict(features, workload) if led else None
+        if prediction is None:
+            return self.random_scores(len(features))
         latency_s = prediction.latency_s
         energy_j = prediction.energy_j
         if energy_j is None:

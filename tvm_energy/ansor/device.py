@@ -66,6 +66,10 @@ class AnsorDevice(Protocol):
     target_kind: str
     artifacts: dict[tuple[str, str], Artifact]
 
+    def start_workers(self) -> None:
+        """Let the workers load TVM while this process prepares the search."""
+        ...
+
     def build(self, inputs: Sequence[Any]) -> list[str | None]:
         """Build ``MeasureInput`` objects; the reason for each that failed."""
         ...

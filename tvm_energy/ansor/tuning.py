@@ -110,6 +110,7 @@ def tune(
     folder = Path(work_dir)
     with locked_work_dir(folder), _opened(device, tasks[0].target) as opened:
         check_tasks(opened, by_workload)
+        opened.start_workers()
         run = open_run(
             opened,
             folder,

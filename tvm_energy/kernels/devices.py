@@ -201,6 +201,11 @@ class LocalDevice:
         self.run_pool = WorkerPool(1, RUN_TIMEOUT_S, environment)
         self._measure_pool = WorkerPool(1, MEASURE_TIMEOUT_S, environment)
 
+    def start_workers(self) -> None:
+        """Let the workers load TVM while this process prepares the search."""
+        self.build_pool.start()
+        self.run_pool.start()
+
     def measure(
         self, artifacts: Sequence[Artifact], plan: MeasurementPlan
     ) -> list[EnergyMeasurement | str]:
@@ -251,6 +256,10 @@ class SimulatedDevice:
         self.max_power_w = info.max_power_w
         self.history = History()
         self.build_pool = WorkerPool(os.cpu_count() or 1, BUILD_TIMEOUT_S)
+
+    def start_workers(self) -> None:
+        """See `LocalDevice.start_workers`."""
+        self.build_pool.start()
 
     def latency_s(self, path: str) -> list[float]:
         """Simulated run times of an artifact, as a time evaluator would repeat them."""

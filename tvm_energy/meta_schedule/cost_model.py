@@ -55,7 +55,9 @@ class EnergyCostModel(PyCostModel):
 
     def predict(self, context: Any, candidates: Any) -> np.ndarray:
         """Scores, shape (n,), float64; higher is better."""
-        if len(candidates) == 0:
-            return np.zeros(0, dtype="float64")
+        workload = workload_hash(context.mod)
+        # Reading features takes longer than the rest of the search: not for scores that ignore them.
+        if len(candidates) == 0 or not self.session.leads(workload):
+            return self.session.random_scores(len(candidates))
         features = self.features(context, candidates)
-        return self.session.scores(workload_hash(context.mod), features).astype("float64")
+        return self.session.scores(workload, features).astype("float64")

@@ -54,6 +54,10 @@ class TuningDevice(Protocol):
     builder: Any
     runner: Any
 
+    def start_workers(self) -> None:
+        """Let the workers load TVM while this process prepares the search."""
+        ...
+
     def measure(
         self, artifacts: Sequence[Artifact], plan: MeasurementPlan
     ) -> list[EnergyMeasurement | str]:

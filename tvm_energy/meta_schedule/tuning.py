@@ -116,6 +116,7 @@ def run(
     if population is not None:
         stock["strategy"] = evolutionary_search(population)
     with locked_work_dir(Path(work_dir)), _opened(device, target) as opened:
+        opened.start_workers()
         engine = _Engine.open(
             opened,
             Path(work_dir),
