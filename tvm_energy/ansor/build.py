@@ -6,7 +6,7 @@ import os
 import tempfile
 from typing import Any
 
-from tvm_energy.kernels.workers import ArgumentInfo
+from tvm_energy.kernels.workers import LINK_OPTIONS, ArgumentInfo
 
 
 def build_library(serialized: Any, folder: str) -> tuple[str, list[ArgumentInfo]]:
@@ -27,7 +27,7 @@ def build_library(serialized: Any, folder: str) -> tuple[str, list[ArgumentInfo]
     schedule, tensors, target = _schedule(serialized)
     library = build_module.build(schedule, tensors, target=target)
     path = os.path.join(tempfile.mkdtemp(dir=folder), "kernel.so")
-    library.export_library(path)
+    library.export_library(path, options=LINK_OPTIONS)
     return path, _infos(tensors)
 
 

@@ -1,6 +1,6 @@
 """Timing kernels, with time spent where it can matter.
 
-Kernels that a first short run shows to be far slower than the best known get no long timing. That, and
+Kernels that a short run shows to be slower than the best known get no long timing. That, and
 loading a library that the builder already linked, is the difference to the stock local runners; the
 latency of every kernel that could win is measured the same way.
 """
@@ -11,9 +11,6 @@ from typing import Any
 
 from tvm_energy.kernels.pool import WorkerPool
 from tvm_energy.kernels.workers import ArgumentInfo, run_library
-
-#: A kernel this many times slower than the best of its shape needs no accurate latency.
-HOPELESS_FACTOR = 4.0
 
 
 class KernelTimer:
@@ -55,7 +52,7 @@ class KernelTimer:
             "repeat": repeat,
             "min_repeat_ms": min_repeat_ms,
             "preprocess": preprocess,
-            "hopeless_s": HOPELESS_FACTOR * best_s,
+            "best_s": best_s,
             "seed": 0,
         }
         ((run_secs, error),) = self._pool.map(_run, [(path, device_type, arguments, options)])

@@ -6,6 +6,8 @@ import os
 import tempfile
 from typing import Any
 
+from tvm_energy.kernels.workers import LINK_OPTIONS
+
 
 def build_library(mod: Any, target: Any, folder: str) -> str:
     """Compile a scheduled module into a shared library and return its path.
@@ -27,5 +29,5 @@ def build_library(mod: Any, target: Any, folder: str) -> str:
         import_tensor_intrinsics()
         library = tvm_build(mod, target=target)
     path = os.path.join(tempfile.mkdtemp(dir=folder), "kernel.so")
-    library.export_library(path)
+    library.export_library(path, options=LINK_OPTIONS)
     return path
