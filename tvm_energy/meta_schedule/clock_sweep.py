@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import tvm
 
 from tvm_energy.dvfs.forms import Array
 from tvm_energy.dvfs.sweep import ClockControl, Point
-from tvm_energy.errors import ConfigurationError, MeasurementError, MeterUnavailable, TvmEnergyError
+from tvm_energy.errors import MeasurementError, MeterUnavailable, TvmEnergyError
+from tvm_energy.kernels.clock_control import open_clocks
 from tvm_energy.kernels.devices import Artifact
 from tvm_energy.measurement import EnergyMeasurement, MeasurementPlan
 from tvm_energy.meta_schedule.device import TuningDevice, open_device
@@ -70,12 +69,12 @@ def open_sweep(spec: str, workloads: Sequence[Workload]) -> Iterator[DeviceSweep
 
     Raises:
         ConfigurationError: no such device.
-        MeterUnavailable: its energy cannot be measured, or its clock not be locked.
+        MeterUnavailable: its energy cannot be measured.
     """
     with contextlib.closing(open_device(spec)) as device:
         if device.meter is None:
             raise MeterUnavailable(f"no energy meter on {spec}: {device.no_meter_reason}")
-        control, clocks = _clocks(device)
+        control, clocks = open_clocks(device)
         artifacts = [_artifact(device, workload) for workload in workloads]
         yield DeviceSweep(device, control, clocks, artifacts)
 
@@ -98,44 +97,3 @@ def _artifact(device: TuningDevice, workload: Workload) -> Artifact:
     if path is None:
         raise TvmEnergyError(f"{workload.spec} could not be built: {error}")
     return Artifact(path=path, arguments=argument_infos(ArgInfo.from_prim_func(function)))
-
-
-def _clocks(device: TuningDevice) -> tuple[ClockControl, Array]:
-    """Who locks the clock of a device, and which clocks it has."""
-    import numpy as np
-
-    if device.spec.startswith("sim:"):
-        gpu: Any = getattr(device, "gpu")  # noqa: B009  (only simulated devices have one)
-        return gpu, np.array(gpu.spec.clocks_mhz)
-    control = _NvmlClocks(device.spec.removeprefix("cuda:"))
-    return control, control.supported()
-
-
-class _NvmlClocks:
-    """`ClockControl` through ``tvm_energy.clocks``."""
-
-    def __init__(self, uuid: str) -> None:
-        try:
-            self._clocks = importlib.import_module("tvm_energy.clocks")
-            self._nvml_clocks = importlib.import_module("tvm_energy.meters.nvml_clocks")
-        except ImportError as exc:
-            raise ConfigurationError(
-                "this version cannot lock the clock of a real GPU; use sim:a100, or --from TABLE with "
-                "measurements at locked clocks"
-            ) from exc
-        self._uuid = uuid
-
-    def locked(self, clock_mhz: float) -> contextlib.AbstractContextManager[object]:
-        """See `ClockControl`; raises where there is no permission."""
-        lock: contextlib.AbstractContextManager[object] = self._clocks.locked_clocks(
-            round(clock_mhz), device=self._uuid, required=True
-        )
-        return lock
-
-    def supported(self) -> Array:
-        """Core clocks at the highest memory clock, ascending."""
-        import numpy as np
-
-        with contextlib.closing(self._nvml_clocks.open_clock_control(self._uuid)) as control:
-            table: dict[int, list[int]] = control.supported_mhz()
-        return np.array(sorted(table[max(table)]), dtype=float)
