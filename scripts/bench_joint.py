@@ -59,13 +59,14 @@ class Pool:
     Attributes:
         name: of the workload.
         clocks_mhz: shape (c,); what the last column stands for is the default clock.
-        latency_s, energy_j: without noise, shape (kernels, c + 1).
+        latency_s, energy_j, effective_mhz: without noise, shape (kernels, c + 1).
     """
 
     name: str
     clocks_mhz: np.ndarray
     latency_s: np.ndarray
     energy_j: np.ndarray
+    effective_mhz: np.ndarray
 
     @property
     def fastest(self) -> int:
@@ -103,6 +104,7 @@ def pool_of(spec: DeviceSpec, name: str, works: Sequence[KernelWork]) -> Pool:
         clocks_mhz=clocks,
         latency_s=np.array([[truth.latency_s for truth in row] for row in truths]),
         energy_j=np.array([[truth.energy_j for truth in row] for row in truths]),
+        effective_mhz=np.array([[truth.clock_mhz for truth in row] for row in truths]),
     )
 
 
@@ -224,8 +226,8 @@ def ratios(
         for pool, (_, column) in zip(pools, pairs, strict=True)
     ]
     return {
-        "energy_ratio": round(energy_j / reference[1], 4),
-        "latency_ratio": round(latency_s / reference[0], 4),
+        "energy_ratio": round(float(energy_j / reference[1]), 4),
+        "latency_ratio": round(float(latency_s / reference[0]), 4),
         "clock_mhz": clocks[0] if len(set(clocks)) == 1 else clocks,
     }
 
@@ -276,6 +278,7 @@ def found(
             method="counter",
             meter="played",
             scope="gpu",
+            clock_mhz=float(pool.effective_mhz[row, column]),
             simulated=True,
         )
 

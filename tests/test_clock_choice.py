@@ -49,7 +49,7 @@ def task(
             for key, (t, e) in default.items()
         },
         points={
-            (key, mhz): at_clock(key, mhz, t, e, relative_stderr=stderr)
+            (key, mhz): at_clock(key, mhz, t, e, relative_stderr=stderr, confirmed=True)
             for (key, mhz), (t, e) in (points or {}).items()
         },
         weight=weight,
@@ -96,6 +96,15 @@ def test_a_tie_goes_to_the_faster_pair_and_a_useless_lock_is_left_out() -> None:
     assert picked({"w": tie}, "energy:slack=0.1") == {"w": ("a", 1000.0)}
     only_top = replace(tie, points={k: v for k, v in tie.points.items() if k[1] == 1410.0})
     assert picked({"w": only_top}, "energy:slack=0.1") == {"w": ("a", None)}
+
+
+def test_a_short_measurement_that_leads_is_not_passed_over_for_a_tie() -> None:
+    tie = task({"a": (1.0, 10.0)}, {("a", 1000.0): (1.02, 9.0)}, stderr=0.003)
+    points = {**tie.points, ("a", 900.0): at_clock("a", 900.0, 1.04, 8.9, relative_stderr=0.02)}
+    for mode in (ONE, PER_KERNEL):
+        assert picked({"w": replace(tie, points=points)}, "energy:slack=0.1", mode) == {
+            "w": ("a", 900.0)
+        }
 
 
 def test_latency_never_asks_for_a_clock() -> None:

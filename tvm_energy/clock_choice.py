@@ -95,7 +95,8 @@ def choose_all(
 
     A task without any measurement at a locked clock keeps its choice at the default clock. Where two
     choices lie within `TIE_SIGMA` standard errors, the faster one is taken, as everywhere, or the one at the
-    default clock where that is as fast.
+    default clock where that is as fast; but only among measurements with long windows: a short one that leads
+    is to be confirmed, not passed over.
 
     Args:
         tasks: by workload.
@@ -136,7 +137,7 @@ def _pairs(task: TaskKernels, objective: Objective) -> list[Kernel]:
             key=key,
             latency_s=point.measured.latency_s,
             measured=point.measured,
-            final=True,
+            final=point.confirmed,
             clock_mhz=clock_mhz,
         )
         for (key, clock_mhz), point in task.points.items()
@@ -174,7 +175,10 @@ class _Network:
             chosen
             for chosen, (cost, error) in zip(ranked, costs, strict=True)
             if chosen is ranked[lead]
-            or cost - costs[lead][0] <= TIE_SIGMA * math.hypot(error, costs[lead][1])
+            or (
+                _all_long(chosen, ranked[lead])
+                and cost - costs[lead][0] <= TIE_SIGMA * math.hypot(error, costs[lead][1])
+            )
         ]
         return min(tied, key=lambda chosen: self._latency_s(chosen) * _handicap(chosen[0][0]))
 
@@ -277,13 +281,22 @@ def _faster(best: Kernel, options: Sequence[Kernel]) -> _Chosen:
     tied = [
         pair
         for pair in options
-        if pair.measured is not None
-        and pair.latency_s <= best.latency_s
-        and pair.measured.energy_j - best.measured.energy_j
-        <= TIE_SIGMA * math.hypot(pair.measured.stderr_j, best.measured.stderr_j)
+        if pair is best
+        or (
+            pair.measured is not None
+            and pair.final
+            and best.final
+            and pair.latency_s <= best.latency_s
+            and pair.measured.energy_j - best.measured.energy_j
+            <= TIE_SIGMA * math.hypot(pair.measured.stderr_j, best.measured.stderr_j)
+        )
     ]
     fastest = min(tied, key=lambda pair: pair.latency_s * _handicap(pair))
     return fastest, tuple(pair for pair in tied if pair is not fastest)
+
+
+def _all_long(*several: Sequence[_Chosen]) -> bool:
+    return all(best.final for chosen in several for best, _ in chosen)
 
 
 def _handicap(pair: Kernel) -> float:
