@@ -205,9 +205,9 @@ class Trellis:
             sums = np.concatenate([[0], np.cumsum(table[rows, b] - table[rows, a])])
             totals.append(start + sums[j] - sums[i] + switch * changes)
         energy = np.where((j > i) & (totals[0] <= limit), totals[1], np.inf)
-        start, end = np.unravel_index(int(energy.argmin()), energy.shape)
+        first, end = divmod(int(energy.argmin()), len(a) + 1)
         mixed = a.copy()
-        mixed[start:end] = b[start:end]
+        mixed[first:end] = b[first:end]
         path = self.evaluate(mixed)
         # Where no window fits, this is not within the limit either.
         return path if path.latency_s <= limit else Path((), np.inf, np.inf)
