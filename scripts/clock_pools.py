@@ -25,7 +25,6 @@ WORKLOADS = {
     "bert-mv": "matvec:m=3072,k=768",
     "llama-mv": "matvec:m=4096,k=4096",
     "resnet-1x1": "conv2d:n=1,ci=64,co=256,h=56,w=56,kernel=1,padding=0",
-    "resnet-14": "conv2d:n=1,ci=256,co=256,h=14,w=14,kernel=3,padding=1",
 }
 #: Device that a search is for, and its rounds of 48 candidates, the first at random.
 SEARCHES = (("a100", 3), ("orin-nano", 2))
