@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from io import StringIO
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from log_examples import at_clock, candidate, final, header, measurement, two_tasks
+from rich.console import Console
 
 from tvm_energy.clock_choice import (
     DEFAULT,
@@ -27,6 +29,10 @@ from tvm_energy.objective import parse_objective
 from tvm_energy.ranking import Kernel
 from tvm_energy.records import Header, TaskRecord
 from tvm_energy.replay import summarize
+from tvm_energy.report import print_report
+from tvm_energy.report_facts import saving
+from tvm_energy.report_html import render_html
+from tvm_energy.report_markdown import render_markdown
 
 OBJECTIVES = ("energy:slack=0", "energy:slack=0.1", "energy", "edp", "ed2p", "weighted:eta=0.4")
 
@@ -210,6 +216,26 @@ def test_a_run_without_clocks_leaves_the_clock_alone_unless_asked() -> None:
         summarize(log(), clock_choice="all")
     with pytest.raises(ConfigurationError, match="--clocks 5"):
         summarize(two_tasks(), clock_choice="one")
+
+
+def test_every_report_names_the_clock_and_what_it_saves() -> None:
+    summary = summarize(log())
+    console = Console(width=160, file=StringIO())
+    print_report(summary, console)
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    for output in (text, render_markdown(summary), render_html(summary, log())):
+        flat = " ".join(output.split())
+        assert "lock 1200 MHz" in flat
+        assert "4.7 % less energy" in flat
+    assert "Finalists at 2 locked clocks" in render_html(summary, log())
+    plain = render_markdown(summarize(log(None)))
+    assert "MHz" not in plain
+    nothing = summarize([record for record in log() if record.kind != "clock"])
+    assert "the clock is left to the driver" in render_markdown(nothing)
+    # The same kernel at another clock is not the same choice: its saving has an error.
+    saved = saving(summary)
+    assert saved is not None
+    assert saved.margin > 0
 
 
 def test_points_of_kernels_that_are_no_finalists_any_more_do_not_win() -> None:

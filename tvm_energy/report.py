@@ -23,7 +23,8 @@ from tvm_energy.replay import KernelSummary, RunSummary, TaskSummary, Totals
 _OUTCOME = ("fastest:\ntime", "\nenergy", "chosen:\ntime", "\nenergy", "energy\nsaved")
 _CLOCK = ("chosen:\nclock", "saved by\nclock")
 _EFFORT = ("kernels\ntried", "energy\nmeasured", "only\npredicted")
-#: Characters that these columns need; the name gets the rest of the line, within limits.
+#: Characters that these columns need; the name gets the rest of the line, within limits, and at least the last
+#: of these where several groups of columns share a table.
 _OUTCOME_WIDTH = 53
 _CLOCK_WIDTH = 21
 _EFFORT_WIDTH = 32
@@ -118,16 +119,21 @@ def printable(text: str) -> str:
 
 
 def _tables(summary: RunSummary, width: int) -> Iterator[Table]:
-    """One table where the width allows it, else the outcome and the effort below one another."""
-    rows = _rows(summary)
-    outcome, taken = [*_OUTCOME], _OUTCOME_WIDTH
+    """One table where the width allows it, else several below one another."""
+    groups = [(_OUTCOME, _OUTCOME_WIDTH), (_EFFORT, _EFFORT_WIDTH)]
     if summary.clock_choice != DEFAULT:
-        outcome, taken = [*_OUTCOME, *_CLOCK], _OUTCOME_WIDTH + _CLOCK_WIDTH
-    if width >= taken + _EFFORT_WIDTH + _LEAST_NAME:
-        yield _table(rows, width - taken - _EFFORT_WIDTH, [*outcome, *_EFFORT], 0)
-    else:
-        yield _table(rows, width - taken, outcome, 0)
-        yield _table(rows, width - _EFFORT_WIDTH, _EFFORT, len(outcome))
+        groups.insert(1, (_CLOCK, _CLOCK_WIDTH))
+    tables: list[tuple[list[str], int]] = []
+    for headings, taken in groups:
+        if tables and tables[-1][1] + taken + _LEAST_NAME <= width:
+            before, used = tables.pop()
+            tables.append(([*before, *headings], used + taken))
+        else:
+            tables.append(([*headings], taken))
+    rows, start = _rows(summary), 0
+    for names, taken in tables:
+        yield _table(rows, width - taken, names, start)
+        start += len(names)
 
 
 def _table(rows: list[_Row], name_width: int, headings: Sequence[str], start: int) -> Table:
