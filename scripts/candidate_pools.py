@@ -7,7 +7,7 @@ latency on the first device. Latency and energy are those of the simulated devic
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from tvm_energy.energy_model.base import Sample
 from tvm_energy.energy_model.xgb import XgbKernelModel
 from tvm_energy.features import pool
 from tvm_energy.simulation.devices import find_device
+from tvm_energy.simulation.kernel import KernelWork
 
 
 @dataclass(frozen=True)
@@ -27,12 +28,14 @@ class Kernels:
         rows: per-store features, one array (n_stores, 164) a kernel.
         round: shape (n,).
         latency_s, energy_j: noise-free, by device, shape (n,).
+        works: what each kernel does, for the simulator; empty when read from a file.
     """
 
     rows: list[np.ndarray]
     round: np.ndarray
     latency_s: dict[str, np.ndarray]
     energy_j: dict[str, np.ndarray]
+    works: list[KernelWork] = field(default_factory=list)
 
 
 def generate(
@@ -75,7 +78,7 @@ def generate(
         database=database,
         cost_model=_latency_cost_model(model, extractor),
     )
-    rows, index, costs = [], [], []
+    rows, index, costs, works = [], [], [], []
     for number in range(rounds):
         candidates = context.generate_measure_candidates()
         if candidates is None:
@@ -83,10 +86,12 @@ def generate(
         features = [row.numpy() for row in extractor.extract_from(context, candidates)]
         results = []
         for candidate, row in zip(candidates, features, strict=True):
-            cost = _evaluate(candidate.sch.mod, target, devices)
-            results.append(_runner_result(cost[0][0] if cost else None))
-            if cost is None:
+            evaluated = _evaluate(candidate.sch.mod, target, devices)
+            results.append(_runner_result(evaluated[1][0][0] if evaluated else None))
+            if evaluated is None:
                 continue
+            work, cost = evaluated
+            works.append(work)
             rows.append(row)
             index.append(number)
             costs.append(cost)
@@ -108,11 +113,14 @@ def generate(
         round=np.array(index),
         latency_s={device: table[:, at, 0] for at, device in enumerate(devices)},
         energy_j={device: table[:, at, 1] for at, device in enumerate(devices)},
+        works=works,
     )
 
 
-def _evaluate(module: Any, target: Any, devices: list[str]) -> list[tuple[float, float]] | None:
-    """Latency and energy on each device; None where the kernel is refused by one."""
+def _evaluate(
+    module: Any, target: Any, devices: list[str]
+) -> tuple[KernelWork, list[tuple[float, float]]] | None:
+    """The kernel, its latency and energy on each device; None where it is refused by one."""
     from tvm_energy.errors import TvmEnergyError
     from tvm_energy.meta_schedule.kernel_description import describe_kernel
     from tvm_energy.simulation.gpu import simulate
@@ -122,7 +130,7 @@ def _evaluate(module: Any, target: Any, devices: list[str]) -> list[tuple[float,
         truths = [simulate(find_device(device), work) for device in devices]
     except TvmEnergyError:
         return None
-    return [(truth.latency_s, truth.energy_j) for truth in truths]
+    return work, [(truth.latency_s, truth.energy_j) for truth in truths]
 
 
 def _runner_result(latency_s: float | None) -> Any:

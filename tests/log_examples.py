@@ -9,6 +9,7 @@ from typing import Any
 from tvm_energy.measurement import EnergyMeasurement
 from tvm_energy.records import (
     CandidateRecord,
+    ClockRecord,
     FinalRecord,
     Header,
     Record,
@@ -25,6 +26,7 @@ def header(
     simulated: bool = True,
     meter: dict[str, Any] | str | None = "simulated",
     plan: dict[str, Any] | None = None,
+    clocks: dict[str, Any] | None = None,
 ) -> Header:
     info = {"meter": "simulated", "max_power_w": 400.0, "simulated": simulated}
     return Header(
@@ -40,6 +42,7 @@ def header(
         versions={"tvm_energy": "0.1.0", "apache-tvm": "0.27.0.post1"},
         seed=7,
         created=1_700_000_000.0,
+        clocks=clocks,
     )
 
 
@@ -112,6 +115,26 @@ def final(
         key=key,
         measured=measurement(energy_j, latency_s, **changes),
         candidates=candidates,
+    )
+
+
+def at_clock(
+    key: str,
+    clock_mhz: float,
+    latency_s: float,
+    energy_j: float,
+    *,
+    workload: str = "w0",
+    confirmed: bool = False,
+    **changes: Any,
+) -> ClockRecord:
+    values = {"clock_mhz": clock_mhz} | changes
+    return ClockRecord(
+        workload=workload,
+        key=key,
+        clock_mhz=clock_mhz,
+        measured=measurement(energy_j, latency_s, **values),
+        confirmed=confirmed,
     )
 
 

@@ -23,11 +23,13 @@ ROOT = Path(__file__).resolve().parent.parent / PACKAGE
 LAYERS = {
     "ground": {"errors", "measurement", "spelling", "version"},
     "parts": {
+        "clock_choice",
         "clocks",
         "dvfs",
         "energy_model",
         "features",
         "json_lines",
+        "manifest",
         "meters",
         "objective",
         "policy",
@@ -40,6 +42,7 @@ LAYERS = {
         "work_dir",
     },
     "workflow": {
+        "clock_search",
         "compare",
         "logs",
         "policy_replay",

@@ -11,7 +11,16 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from log_examples import candidate, final, header, measurement, round_record, two_tasks, write_log
+from log_examples import (
+    at_clock,
+    candidate,
+    final,
+    header,
+    measurement,
+    round_record,
+    two_tasks,
+    write_log,
+)
 
 from tvm_energy.errors import RecordFormatError, WorkDirError
 from tvm_energy.json_lines import parse_line, repair_tail
@@ -42,6 +51,7 @@ GOOD = [
     round_record(snr_db=-3.5),
     round_record(best_latency_s=None, best_cost=None),
     final("a", 1e-3, 0.2, 3, throttle_reasons=(), clock_mhz=None, temperature_c=-4.0),
+    at_clock("a", 1005.0, 1.2e-3, 0.15, confirmed=True),
 ]
 
 

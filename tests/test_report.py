@@ -196,6 +196,7 @@ def test_json_has_what_scripts_rely_on() -> None:
         "energy_stderr_j": pytest.approx(0.0002),
         "power_w": pytest.approx(200),
         "measured": True,
+        "clock_mhz": None,
     }
     assert conv["best"]["key"] == "b"
     assert (broken["fastest"], broken["best"]) == (None, None)

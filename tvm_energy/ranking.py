@@ -29,6 +29,7 @@ class Kernel:
         measured: its energy measurement, or None.
         predicted_energy_j: the model's belief; None without one.
         final: True when `measured` comes from the finalists' long, interleaved windows.
+        clock_mhz: the core clock that was locked for it; None where the driver chose the clock.
     """
 
     key: str
@@ -36,6 +37,7 @@ class Kernel:
     measured: EnergyMeasurement | None = None
     predicted_energy_j: float | None = None
     final: bool = False
+    clock_mhz: float | None = None
 
     @property
     def energy_j(self) -> float | None:
@@ -51,11 +53,14 @@ class Choice:
         fastest: the kernel of least latency among those that could win.
         best: the kernel that the objective chooses.
         ties: kernels that are as good as `best` within the error of the measurements, `best` left out.
+        at_default: where kernel and clock were chosen together, the kernel that would have been chosen at
+            the clock that the driver takes; else None.
     """
 
     fastest: Kernel
     best: Kernel
     ties: tuple[Kernel, ...] = ()
+    at_default: Kernel | None = None
 
 
 def costs(kernels: Sequence[Kernel], objective: Objective, best_latency_s: float) -> list[float]:
@@ -71,9 +76,7 @@ def choose(kernels: Iterable[Kernel], objective: Objective) -> Choice | None:
     windows were interleaved and so share temperature and clocks. Where two costs lie within
     `TIE_SIGMA` standard errors of their difference, they tie, and the faster kernel wins.
     """
-    pool = [kernel for kernel in kernels if kernel.measured or not objective.needs_energy]
-    if any(kernel.final for kernel in pool):
-        pool = [kernel for kernel in pool if kernel.final]
+    pool = eligible(kernels, objective)
     if not pool:
         return None
     fastest = min(pool, key=lambda kernel: kernel.latency_s)
@@ -92,6 +95,12 @@ def choose(kernels: Iterable[Kernel], objective: Objective) -> Choice | None:
     return Choice(
         fastest=fastest, best=best, ties=tuple(kernel for kernel in tied if kernel is not best)
     )
+
+
+def eligible(kernels: Iterable[Kernel], objective: Objective) -> list[Kernel]:
+    """The kernels that may win: measured ones, and only finalists where there are any."""
+    pool = [kernel for kernel in kernels if kernel.measured or not objective.needs_energy]
+    return [kernel for kernel in pool if kernel.final] or pool
 
 
 def _costs(

@@ -10,6 +10,7 @@ Kinds of lines::
     candidate  one kernel: key, latency, measured energy or (never both) predicted energy, or its error
     round      what the policy did in one round, and how long its parts took
     final      a finalist measured again at the end
+    clock      a finalist measured at a locked clock
 
 A kernel is known by its *key*, the hash of its schedule trace within its workload.
 """
@@ -41,7 +42,7 @@ from tvm_energy.measurement import EnergyMeasurement
 logger = logging.getLogger(__name__)
 
 FILE_NAME = "database_energy_record.json"
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 #: Bounds of what a run of ours writes: seeds have 64 bits, and no launch takes a femtosecond or costs
 #: a femtojoule. Within them, the quotients and products that reports compute stay finite.
@@ -63,8 +64,9 @@ class Header:
         versions: of tvm_energy, tvm, xgboost, python.
         seed: of the run.
         created: Unix time in seconds.
-        clocks: what the run locked the device's clocks to (``core_mhz``, ``memory_mhz``); None when it
-            left them to the driver.
+        clocks: ``core_mhz``, ``memory_mhz`` where the whole run was locked to them; ``finalists`` (how many
+            clocks the finalists are measured at) and ``per_kernel`` where kernels and clocks are chosen
+            together; None when everything was left to the driver.
     """
 
     kind: ClassVar[str] = "header"
@@ -163,9 +165,28 @@ class FinalRecord:
     candidates: int
 
 
-Record = Header | TaskRecord | CandidateRecord | RoundRecord | FinalRecord
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClockRecord:
+    """A finalist, measured while the core clock was locked.
+
+    Attributes:
+        clock_mhz: the clock asked for; `EnergyMeasurement.clock_mhz` is the one observed.
+        confirmed: measured with the long windows of a final, since the pair of kernel and clock was about
+            to be chosen. The last record of a pair counts.
+    """
+
+    kind: ClassVar[str] = "clock"
+    workload: str
+    key: str
+    clock_mhz: float
+    measured: EnergyMeasurement
+    confirmed: bool = False
+
+
+Record = Header | TaskRecord | CandidateRecord | RoundRecord | FinalRecord | ClockRecord
 KINDS: dict[str, type[Any]] = {
-    cls.kind: cls for cls in (Header, TaskRecord, CandidateRecord, RoundRecord, FinalRecord)
+    cls.kind: cls
+    for cls in (Header, TaskRecord, CandidateRecord, RoundRecord, FinalRecord, ClockRecord)
 }
 
 
@@ -236,8 +257,13 @@ def _from_1(values: dict[str, Any]) -> dict[str, Any]:
     return {**values, "chosen": None} if values.get("kind") == RoundRecord.kind else values
 
 
+def _from_2(values: dict[str, Any]) -> dict[str, Any]:
+    """Version 2 had no kernels at locked clocks."""
+    return {**values, "schema": 3} if values.get("kind") == Header.kind else values
+
+
 #: The n-th one, from 0, makes a line of version n + 2 of one of version n + 1.
-_UPGRADES: tuple[Callable[[dict[str, Any]], dict[str, Any]], ...] = (_from_1,)
+_UPGRADES: tuple[Callable[[dict[str, Any]], dict[str, Any]], ...] = (_from_1, _from_2)
 
 
 # -- what a field may hold -------------------------------------------------------------------------

@@ -11,11 +11,27 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tvm_energy.clock_choice import (
+    DEFAULT,
+    ONE,
+    TaskKernels,
+    check_mode,
+    choose_all,
+    mode_of,
+    points_by_workload,
+)
 from tvm_energy.errors import ConfigurationError, WorkDirError
 from tvm_energy.logs.load import Log, device_name, differences, filtered, note_task
 from tvm_energy.objective import Objective, parse_objective
-from tvm_energy.ranking import Kernel, choose, kernels_by_workload
-from tvm_energy.records import CandidateRecord, FinalRecord, Header, Record, TaskRecord
+from tvm_energy.ranking import Choice, Kernel, kernels_by_workload
+from tvm_energy.records import (
+    CandidateRecord,
+    ClockRecord,
+    FinalRecord,
+    Header,
+    Record,
+    TaskRecord,
+)
 
 #: Reasons longer than this are cut; the log holds the whole text.
 _REASON_LENGTH = 160
@@ -32,6 +48,7 @@ class KernelSummary:
             energy was not measured.
         power_w: mean power of the same windows.
         measured: whether the energy was measured.
+        clock_mhz: the core clock to be locked for it; None where it is left to the driver.
     """
 
     key: str
@@ -40,6 +57,7 @@ class KernelSummary:
     energy_stderr_j: float | None
     power_w: float | None
     measured: bool
+    clock_mhz: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +79,10 @@ class TaskSummary:
         reason: why there is no `best`; None when there is one.
         errors: reason of failure -> how often.
         device_s: device seconds spent on energy measurements (virtual on a simulated device).
+        at_default: where kernel and clock were chosen together, the kernel that would have been chosen at
+            the clock that the driver takes; else None.
+        clock_saved_fraction: 1 - energy(best) / energy(at_default).
+        clocks: at how many locked clocks finalists were measured.
     """
 
     name: str
@@ -78,13 +100,17 @@ class TaskSummary:
     reason: str | None
     errors: dict[str, int]
     device_s: float
+    at_default: KernelSummary | None = None
+    clock_saved_fraction: float | None = None
+    clocks: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Totals:
     """Sums over the tasks with a result, each counted `weight` times: one pass of the network.
 
-    Energies are None when one of these tasks has no measured energy.
+    Energies are None when one of these tasks has no measured energy; what concerns the default clock is None
+    unless kernels and clocks were chosen together.
     """
 
     tasks: int
@@ -93,6 +119,9 @@ class Totals:
     best_latency_s: float
     best_energy_j: float | None
     saved_fraction: float | None
+    at_default_latency_s: float | None = None
+    at_default_energy_j: float | None = None
+    clock_saved_fraction: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +138,9 @@ class RunSummary:
         set_aside: energies that earlier runs measured under another plan, and that are not used.
         tasks: in the order in which the log names them.
         totals: None when no task has a result.
+        clock_choice: ``default`` (left to the driver), ``one`` or ``per-kernel``, see
+            `tvm_energy.clock_choice`.
+        clock_mhz: the clock to be locked for all tasks, under ``one``; None where it is left to the driver.
     """
 
     simulated: bool
@@ -120,25 +152,30 @@ class RunSummary:
     set_aside: int
     tasks: tuple[TaskSummary, ...]
     totals: Totals | None
+    clock_choice: str = DEFAULT
+    clock_mhz: float | None = None
 
 
 Source = Path | str | Log | Iterable[Record]
 
 
-def summarize(source: Source, objective: str | None = None) -> RunSummary:
+def summarize(
+    source: Source, objective: str | None = None, clock_choice: str | None = None
+) -> RunSummary:
     """Summarise a work directory, a record file, or records.
 
     Args:
         source: where the records are; only read, and line by line.
         objective: chooses the winners; by default the objective of the last run.
+        clock_choice: ``default``, ``one`` or ``per-kernel``; by default as in the last run.
 
     Raises:
-        ConfigurationError: there is no such folder, the objective is not known, or it needs energy
-            and the log has none.
+        ConfigurationError: there is no such folder, the objective or the choice of clocks is not known,
+            or it needs measurements that the log does not have.
         WorkDirError: the folder has no records, cannot be read, or mixes devices.
         RecordFormatError: naming file and line.
     """
-    return _summarize(Log.of(source), objective)
+    return _summarize(Log.of(source), objective, clock_choice)
 
 
 def summarize_together(sources: Sequence[Path | str], objective: str | None = None) -> RunSummary:
@@ -160,7 +197,7 @@ def summarize_together(sources: Sequence[Path | str], objective: str | None = No
     return _summarize(Log.together(logs), objective)
 
 
-def _summarize(log: Log, objective: str | None) -> RunSummary:
+def _summarize(log: Log, objective: str | None, clock_choice: str | None = None) -> RunSummary:
     header = log.header
     chosen = parse_objective(objective or header.objective, max_power_w=max_power_w(header))
     left_out = Counter[str]()
@@ -168,12 +205,34 @@ def _summarize(log: Log, objective: str | None) -> RunSummary:
     tallies: dict[str, _Tally] = {}
     kernels = kernels_by_workload(_tallied(filtered(log.read(), header, left_out), tasks, tallies))
     _has_energy(kernels, chosen, header, log.name)
+    points = points_by_workload(point for tally in tallies.values() for point in tally.points)
+    mode = mode_of(header) if clock_choice is None else check_mode(clock_choice)
+    if clock_choice not in (None, DEFAULT) and not points:
+        raise ConfigurationError(
+            f"{log.name} holds no measurements at locked clocks to choose from; tune with --clocks 5"
+        )
+    choices = choose_all(
+        {
+            workload: TaskKernels(
+                kernels=kernels.get(workload, {}),
+                points=points.get(workload, {}),
+                weight=task.weight,
+            )
+            for workload, task in tasks.items()
+        },
+        chosen,
+        mode,
+    )
     summaries = tuple(
         _summarize_task(
-            task, tallies.get(task.workload, _Tally()), kernels.get(task.workload, {}), chosen
+            task,
+            tallies.get(task.workload, _Tally()),
+            kernels.get(task.workload, {}),
+            choices.get(task.workload),
         )
         for task in tasks.values()
     )
+    clocks = {choice.best.clock_mhz for choice in choices.values() if choice.at_default}
     return RunSummary(
         simulated=_is_simulated(header, kernels),
         device=device_name(header),
@@ -184,6 +243,8 @@ def _summarize(log: Log, objective: str | None) -> RunSummary:
         set_aside=left_out.total(),
         tasks=summaries,
         totals=_totals(summaries),
+        clock_choice=mode,
+        clock_mhz=clocks.pop() if mode == ONE and clocks else None,
     )
 
 
@@ -215,6 +276,7 @@ class _Tally:
     keys: set[str] = field(default_factory=set)
     finals: set[str] = field(default_factory=set)
     errors: Counter[str] = field(default_factory=Counter)
+    points: list[ClockRecord] = field(default_factory=list)
     device_s: float = 0.0
 
 
@@ -224,7 +286,7 @@ def _tallied(
     """Hand records on, noting tasks (a later line of one replaces the earlier) and counts."""
     for record in records:
         note_task(record, tasks)
-        if isinstance(record, (CandidateRecord, FinalRecord)):
+        if isinstance(record, (CandidateRecord, FinalRecord, ClockRecord)):
             workload = record.workload
             tally = tallies.get(workload)
             if tally is None:
@@ -234,6 +296,8 @@ def _tallied(
                 tally.keys.add(record.key)
             if isinstance(record, FinalRecord):
                 tally.finals.add(record.key)
+            elif isinstance(record, ClockRecord):
+                tally.points.append(record)
             elif record.error:
                 tally.errors[_reason(record.error)] += 1
             if record.measured is not None:
@@ -242,11 +306,11 @@ def _tallied(
 
 
 def _summarize_task(
-    task: TaskRecord, tally: _Tally, kernels: dict[str, Kernel], objective: Objective
+    task: TaskRecord, tally: _Tally, kernels: dict[str, Kernel], choice: Choice | None
 ) -> TaskSummary:
-    choice = choose(kernels.values(), objective)
     fastest = _summarize_kernel(choice.fastest) if choice else None
     best = _summarize_kernel(choice.best) if choice else None
+    at_default = _summarize_kernel(choice.at_default) if choice and choice.at_default else None
     return TaskSummary(
         name=task.task,
         workload=task.workload,
@@ -269,6 +333,11 @@ def _summarize_task(
         reason=None if choice else _why_nothing(len(tally.keys), kernels, tally.errors),
         errors=dict(tally.errors.most_common()),
         device_s=tally.device_s,
+        at_default=at_default,
+        clock_saved_fraction=_saved(
+            at_default.energy_j if at_default else None, best.energy_j if best else None
+        ),
+        clocks=len({point.clock_mhz for point in tally.points}),
     )
 
 
@@ -281,6 +350,7 @@ def _summarize_kernel(kernel: Kernel) -> KernelSummary:
         energy_stderr_j=measured.stderr_j if measured else None,
         power_w=measured.power_w if measured else None,
         measured=measured is not None,
+        clock_mhz=kernel.clock_mhz,
     )
 
 
@@ -323,6 +393,12 @@ def _totals(tasks: Sequence[TaskSummary]) -> Totals | None:
     fastest = [(weight, kernel) for weight, kernel, _ in pairs]
     best = [(weight, kernel) for weight, _, kernel in pairs]
     fastest_j, best_j = _total_energy_j(fastest), _total_energy_j(best)
+    # A task without measurements at locked clocks stays as it is.
+    at_default = [
+        (task.weight, task.at_default or task.best) for task in tasks if task.fastest and task.best
+    ]
+    joint = any(task.at_default for task in tasks)
+    at_default_j = _total_energy_j(at_default) if joint else None
     return Totals(
         tasks=len(pairs),
         fastest_latency_s=math.fsum(weight * kernel.latency_s for weight, kernel in fastest),
@@ -330,6 +406,11 @@ def _totals(tasks: Sequence[TaskSummary]) -> Totals | None:
         best_latency_s=math.fsum(weight * kernel.latency_s for weight, kernel in best),
         best_energy_j=best_j,
         saved_fraction=_saved(fastest_j, best_j),
+        at_default_latency_s=(
+            math.fsum(weight * kernel.latency_s for weight, kernel in at_default) if joint else None
+        ),
+        at_default_energy_j=at_default_j,
+        clock_saved_fraction=_saved(at_default_j, best_j),
     )
 
 

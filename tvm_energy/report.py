@@ -17,15 +17,19 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from tvm_energy.clock_choice import DEFAULT, ONE
 from tvm_energy.replay import KernelSummary, RunSummary, TaskSummary, Totals
 
 _OUTCOME = ("fastest:\ntime", "\nenergy", "chosen:\ntime", "\nenergy", "energy\nsaved")
+_CLOCK = ("chosen:\nclock", "saved by\nclock")
 _EFFORT = ("kernels\ntried", "energy\nmeasured", "only\npredicted")
-#: Characters that these columns need; the name gets the rest of the line, within limits.
+#: Characters that these columns need; the name gets the rest of the line, within limits, and at least the last
+#: of these where several groups of columns share a table.
 _OUTCOME_WIDTH = 53
+_CLOCK_WIDTH = 21
 _EFFORT_WIDTH = 32
 _NAME_WIDTH = (16, 44)
-_ONE_TABLE_WIDTH = _OUTCOME_WIDTH + _EFFORT_WIDTH + 24
+_LEAST_NAME = 24
 _TIE_MARK = "≈"
 _NOTHING = "–"
 
@@ -79,6 +83,8 @@ def to_json(summary: RunSummary) -> dict[str, Any]:
         "policy": summary.policy,
         "runs": summary.runs,
         "set_aside": summary.set_aside,
+        "clock_choice": summary.clock_choice,
+        "clock_mhz": summary.clock_mhz,
         "tasks": [_task_json(task) for task in summary.tasks],
         "totals": None if summary.totals is None else _totals_json(summary.totals),
     }
@@ -113,13 +119,21 @@ def printable(text: str) -> str:
 
 
 def _tables(summary: RunSummary, width: int) -> Iterator[Table]:
-    """One table where the width allows it, else the outcome and the effort below one another."""
-    rows = _rows(summary)
-    if width >= _ONE_TABLE_WIDTH:
-        yield _table(rows, width - _OUTCOME_WIDTH - _EFFORT_WIDTH, [*_OUTCOME, *_EFFORT], 0)
-    else:
-        yield _table(rows, width - _OUTCOME_WIDTH, _OUTCOME, 0)
-        yield _table(rows, width - _EFFORT_WIDTH, _EFFORT, len(_OUTCOME))
+    """One table where the width allows it, else several below one another."""
+    groups = [(_OUTCOME, _OUTCOME_WIDTH), (_EFFORT, _EFFORT_WIDTH)]
+    if summary.clock_choice != DEFAULT:
+        groups.insert(1, (_CLOCK, _CLOCK_WIDTH))
+    tables: list[tuple[list[str], int]] = []
+    for headings, taken in groups:
+        if tables and tables[-1][1] + taken + _LEAST_NAME <= width:
+            before, used = tables.pop()
+            tables.append(([*before, *headings], used + taken))
+        else:
+            tables.append(([*headings], taken))
+    rows, start = _rows(summary), 0
+    for names, taken in tables:
+        yield _table(rows, width - taken, names, start)
+        start += len(names)
 
 
 def _table(rows: list[_Row], name_width: int, headings: Sequence[str], start: int) -> Table:
@@ -150,8 +164,9 @@ class _Row:
 
 
 def _rows(summary: RunSummary) -> list[_Row]:
+    clocks = summary.clock_choice != DEFAULT
     rows = [
-        _task_row(task, task.fastest, task.best)
+        _task_row(task, task.fastest, task.best, clocks)
         for task in summary.tasks
         if task.fastest and task.best
     ]
@@ -161,7 +176,7 @@ def _rows(summary: RunSummary) -> list[_Row]:
     return rows
 
 
-def _task_row(task: TaskSummary, fastest: KernelSummary, best: KernelSummary) -> _Row:
+def _task_row(task: TaskSummary, fastest: KernelSummary, best: KernelSummary, clocks: bool) -> _Row:
     return _Row(
         name=task.name,
         calls=f" ({task.weight:g}×)" if task.weight != 1 else "",
@@ -171,6 +186,7 @@ def _task_row(task: TaskSummary, fastest: KernelSummary, best: KernelSummary) ->
             format_quantity(best.latency_s, "s"),
             f"{_TIE_MARK} " * bool(task.ties) + _energy(best.energy_j),
             _percent(task.saved_fraction),
+            *((clock(best), _percent(task.clock_saved_fraction)) if clocks else ()),
             str(task.candidates),
             str(task.energy_measurements),
             str(task.predicted_only),
@@ -190,11 +206,49 @@ def _totals_row(summary: RunSummary, totals: Totals) -> _Row:
             format_quantity(totals.best_latency_s, "s"),
             _energy(totals.best_energy_j),
             _percent(totals.saved_fraction),
+            *(
+                ("", _percent(totals.clock_saved_fraction))
+                if summary.clock_choice != DEFAULT
+                else ()
+            ),
             str(sum(task.candidates for task in counted)),
             str(sum(task.energy_measurements for task in counted)),
             str(sum(task.predicted_only for task in counted)),
         ),
     )
+
+
+def clock(kernel: KernelSummary) -> str:
+    """The clock to be locked for a kernel."""
+    return "default" if kernel.clock_mhz is None else f"{kernel.clock_mhz:g} MHz"
+
+
+def clock_notes(summary: RunSummary) -> Iterator[str]:
+    """What was decided about the clock, and what that saves; nothing where it was left to the driver."""
+    totals = summary.totals
+    if summary.clock_choice == DEFAULT or totals is None:
+        return
+    if totals.at_default_energy_j is None or totals.at_default_latency_s is None:
+        yield "No finalist was measured at a locked clock, so that the clock is left to the driver."
+        return
+    if summary.clock_choice == ONE:
+        what = (
+            "The clock is left to the driver: no measured clock costs less"
+            if summary.clock_mhz is None
+            else f"Kernels and clock were chosen together: lock {summary.clock_mhz:g} MHz"
+        )
+    else:
+        what = "Kernels and clocks were chosen together, a clock for each kernel"
+    slower = totals.best_latency_s / totals.at_default_latency_s - 1
+    yield (
+        f"{what}. Against what would be chosen at the default clock: "
+        f"{_percent(totals.clock_saved_fraction)} less energy, {100 * slower:+.1f} % time."
+    )
+    if summary.clock_choice != ONE:
+        yield "What it costs to change the clock between kernels is not counted."
+    without = sum(1 for task in summary.tasks if task.best and task.at_default is None)
+    if without:
+        yield f"{without} of the kernels were not measured at locked clocks."
 
 
 def _energy(energy_j: float | None) -> str:
@@ -216,6 +270,7 @@ def _notes(summary: RunSummary) -> Iterator[str]:
         "Time and energy are those of one launch; “fastest” is the kernel of least time, “chosen” the "
         f"one that {summary.objective} chooses."
     )
+    yield from clock_notes(summary)
     errors = [
         kernel.energy_stderr_j / kernel.energy_j
         for task in tasks
@@ -287,6 +342,9 @@ def _task_json(task: TaskSummary) -> dict[str, Any]:
         "reason": task.reason,
         "errors": task.errors,
         "device_s": task.device_s,
+        "at_default": _kernel_json(task.at_default),
+        "clock_saved_fraction": task.clock_saved_fraction,
+        "clocks": task.clocks,
     }
 
 

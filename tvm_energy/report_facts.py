@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from tvm_energy.measurement import EnergyMeasurement
 from tvm_energy.ranking import TIE_SIGMA, Kernel
-from tvm_energy.records import CandidateRecord, FinalRecord, Record, RoundRecord
+from tvm_energy.records import CandidateRecord, ClockRecord, FinalRecord, Record, RoundRecord
 from tvm_energy.replay import RunSummary
 
 
@@ -33,14 +33,18 @@ class Saving:
 def saving(summary: RunSummary) -> Saving | None:
     """The saving of all tasks together; None where an energy is missing.
 
-    A task whose chosen kernel is the fastest one saves exactly nothing, without error.
+    A task whose chosen kernel is the fastest one, at the same clock, saves exactly nothing, without error.
     """
     totals = summary.totals
     if totals is None or totals.best_energy_j is None or not totals.fastest_energy_j:
         return None
     variance = 0.0
     for task in summary.tasks:
-        if task.fastest and task.best and task.fastest.key != task.best.key:
+        if (
+            task.fastest
+            and task.best
+            and (task.fastest.key, None) != (task.best.key, task.best.clock_mhz)
+        ):
             for kernel in (task.fastest, task.best):
                 variance += (task.weight * (kernel.energy_stderr_j or 0.0)) ** 2
     saved_j = totals.fastest_energy_j - totals.best_energy_j
@@ -76,7 +80,7 @@ def effort(records: Iterable[Record], summary: RunSummary) -> Effort:
     """What the tuning took, and when it has paid for itself."""
     device_s = device_j = host_s = 0.0
     for record in records:
-        if isinstance(record, (CandidateRecord, FinalRecord)) and record.measured:
+        if isinstance(record, (CandidateRecord, FinalRecord, ClockRecord)) and record.measured:
             device_s += record.measured.device_s
             device_j += record.measured.device_s * record.measured.power_w
         elif isinstance(record, RoundRecord):

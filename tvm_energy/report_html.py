@@ -12,14 +12,22 @@ from importlib import resources
 from xml.etree import ElementTree as ET
 
 from tvm_energy import report_charts as charts
+from tvm_energy.clock_choice import DEFAULT, points_by_workload
 from tvm_energy.errors import ConfigurationError
 from tvm_energy.logs.load import comparable
 from tvm_energy.measurement import EnergyMeasurement
 from tvm_energy.objective import parse_objective
 from tvm_energy.ranking import TIE_SIGMA, Kernel, choose, kernels_by_workload
-from tvm_energy.records import CandidateRecord, FinalRecord, Record, RoundRecord
+from tvm_energy.records import CandidateRecord, ClockRecord, FinalRecord, Record, RoundRecord
 from tvm_energy.replay import KernelSummary, RunSummary, TaskSummary
-from tvm_energy.report import format_quantity, printable, shorten, simulated_banner
+from tvm_energy.report import (
+    clock,
+    clock_notes,
+    format_quantity,
+    printable,
+    shorten,
+    simulated_banner,
+)
 from tvm_energy.report_facts import (
     MeterQuality,
     effort,
@@ -91,6 +99,7 @@ class _Page:
         self.schedules = schedules
         self.no_schedules = no_schedules
         self.kernels = kernels_by_workload(self.records)
+        self.points = points_by_workload(self.records)
         self.candidates: dict[str, list[CandidateRecord]] = defaultdict(list)
         self.rounds: dict[str, list[RoundRecord]] = defaultdict(list)
         self.measured: dict[str, list[EnergyMeasurement]] = defaultdict(list)
@@ -99,9 +108,9 @@ class _Page:
                 self.candidates[record.workload].append(record)
             elif isinstance(record, RoundRecord):
                 self.rounds[record.workload].append(record)
-            if isinstance(record, (CandidateRecord, FinalRecord)) and record.measured:
+            if isinstance(record, (CandidateRecord, FinalRecord, ClockRecord)) and record.measured:
                 self.measured[record.workload].append(record.measured)
-        self.points = max(_LEAST_POINTS, _POINTS // max(1, len(summary.tasks)))
+        self.drawn = max(_LEAST_POINTS, _POINTS // max(1, len(summary.tasks)))
 
     def build(self) -> ET.Element:
         html = ET.Element("html", {"lang": "en"})
@@ -173,6 +182,8 @@ class _Page:
         measured = sum(task.energy_measurements for task in self.summary.tasks)
         part = f"{100 * measured / tried:.0f} % of those tried" if tried else "none was tried"
         _card(cards, "kernels measured for energy", f"{measured} of {tried}", part)
+        for note in clock_notes(self.summary):
+            _add(section, "p", note)
         _add(
             section,
             "p",
@@ -193,7 +204,10 @@ class _Page:
             )
 
     def _table(self, section: ET.Element) -> None:
-        names = ("kernel", "calls", "fastest: time", "energy", "chosen: time", "energy", "saved")
+        names = ["kernel", "calls", "fastest: time", "energy", "chosen: time", "energy", "saved"]
+        clocks = self.summary.clock_choice != DEFAULT
+        if clocks:
+            names += ["clock", "saved by clock"]
         rows = [
             (
                 f"#task{number}",
@@ -202,6 +216,7 @@ class _Page:
                 *_time_and_energy(task.fastest),
                 *_time_and_energy(task.best),
                 ("≈ " if task.ties else "") + _percent(task.saved_fraction),
+                *((clock(task.best), _percent(task.clock_saved_fraction)) if clocks else ()),
             )
             for number, task in enumerate(self.summary.tasks)
             if task.fastest and task.best
@@ -224,6 +239,7 @@ class _Page:
                 _quantity(totals.best_latency_s, "s"),
                 _quantity(totals.best_energy_j, "J"),
                 _percent(totals.saved_fraction),
+                *(("", _percent(totals.clock_saved_fraction)) if clocks else ()),
             ):
                 _add(row, "td", cell)
         if any(task.ties for task in self.summary.tasks):
@@ -284,6 +300,7 @@ class _Page:
             _add(section, "p", f"No kernel: {task.reason}")
         kernels = self.kernels.get(task.workload, {})
         self._scatter(section, task, list(kernels.values()))
+        self._clock_table(section, task)
         self._history(section, task)
         self._schedule(section, task)
         for error, count in list(task.errors.items())[:5]:
@@ -300,14 +317,14 @@ class _Page:
             )
             return
         predicted = [k for k in kernels if k.measured is None and k.predicted_energy_j]
-        kept = sorted(measured, key=lambda k: k.energy_j or 0.0)[: self.points]
+        kept = sorted(measured, key=lambda k: k.energy_j or 0.0)[: self.drawn]
         must = [
             k
             for k in measured
             if task.best and task.fastest and k.key in (task.best.key, task.fastest.key)
         ]
         kept += [k for k in must if k not in kept]
-        rest = sorted(predicted, key=lambda k: k.predicted_energy_j or 0.0)[: self.points // 2]
+        rest = sorted(predicted, key=lambda k: k.predicted_energy_j or 0.0)[: self.drawn // 2]
         left_out = len(measured) - len(kept) + len(predicted) - len(rest)
         front = pareto_front(measured)
         figure = _add(section, "figure")
@@ -381,6 +398,32 @@ class _Page:
                 _with_margin(kernel.measured.energy_j, kernel.measured.stderr_j),
                 _quantity(kernel.measured.power_w, "W"),
                 "finalist" if kernel.final else "candidate",
+            ):
+                _add(row, "td", cell)
+
+    def _clock_table(self, section: ET.Element, task: TaskSummary) -> None:
+        """What was measured at locked clocks."""
+        points = sorted(
+            self.points.get(task.workload, {}).values(), key=lambda p: (p.clock_mhz, p.key)
+        )
+        if not points:
+            return
+        details = _add(section, "details")
+        count = len({point.clock_mhz for point in points})
+        _add(details, "summary", f"Finalists at {count} locked clocks")
+        names = ("clock", "observed", "kernel", "time", "energy", "mean power", "measured as")
+        body = _new_table(details, "Finalists while the core clock was locked", names)
+        for point in points[: 4 * _ROWS]:
+            measured = point.measured
+            row = _add(body, "tr")
+            _add(row, "th", f"{point.clock_mhz:g} MHz", scope="row")
+            for cell in (
+                _NOTHING if measured.clock_mhz is None else f"{measured.clock_mhz:.4g} MHz",
+                point.key,
+                _quantity(measured.latency_s, "s"),
+                _with_margin(measured.energy_j, measured.stderr_j),
+                _quantity(measured.power_w, "W"),
+                "confirmed" if point.confirmed else "sweep",
             ):
                 _add(row, "td", cell)
 

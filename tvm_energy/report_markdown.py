@@ -4,8 +4,16 @@ from __future__ import annotations
 
 import html
 
+from tvm_energy.clock_choice import DEFAULT
 from tvm_energy.replay import KernelSummary, RunSummary
-from tvm_energy.report import format_quantity, printable, shorten, simulated_banner
+from tvm_energy.report import (
+    clock,
+    clock_notes,
+    format_quantity,
+    printable,
+    shorten,
+    simulated_banner,
+)
 from tvm_energy.report_facts import saving
 
 _NOTHING = "–"
@@ -27,9 +35,11 @@ def render_markdown(summary: RunSummary) -> str:
             f"than with the fastest kernels, at {100 * saved.slowdown:+.1f} % time.",
             "",
         ]
+    clocks = summary.clock_choice != DEFAULT
     lines += [
-        "| kernel | calls | fastest: time | energy | chosen: time | energy | saved | measured |",
-        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+        "| kernel | calls | fastest: time | energy | chosen: time | energy | saved | measured |"
+        + " clock | saved by clock |" * clocks,
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |" + " ---: | ---: |" * clocks,
     ]
     for task in summary.tasks:
         if task.fastest is None or task.best is None:
@@ -41,6 +51,7 @@ def render_markdown(summary: RunSummary) -> str:
             *_cells(task.best),
             ("≈ " if task.ties else "") + _percent(task.saved_fraction),
             f"{task.energy_measurements} of {task.candidates}",
+            *((clock(task.best), _percent(task.clock_saved_fraction)) if clocks else ()),
         ]
         lines.append(f"| {' | '.join(cells)} |")
     totals = summary.totals
@@ -54,9 +65,11 @@ def render_markdown(summary: RunSummary) -> str:
             _energy(totals.best_energy_j),
             _percent(totals.saved_fraction),
             "",
+            *(("", _percent(totals.clock_saved_fraction)) if clocks else ()),
         ]
         lines.append(f"| {' | '.join(cells)} |")
     lines += ["", f"Objective {_safe(summary.objective)}, policy {_safe(summary.policy)}."]
+    lines += map(_safe, clock_notes(summary))
     if any(task.ties for task in summary.tasks):
         lines.append(
             "≈ other kernels are as good within the error; the fastest of these was chosen."

@@ -29,6 +29,14 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
+from tvm_energy.clock_choice import (
+    DEFAULT,
+    Points,
+    TaskKernels,
+    check_mode,
+    choose_all,
+    points_by_workload,
+)
 from tvm_energy.energy_model.base import KernelModel, Sample
 from tvm_energy.measurement import EnergyMeasurement, MeasurementPlan
 from tvm_energy.objective import Objective
@@ -40,9 +48,10 @@ from tvm_energy.policy import (
     state_from_json,
     state_to_json,
 )
-from tvm_energy.ranking import Choice, Kernel, choose, costs, kernels_by_workload, put_final
+from tvm_energy.ranking import Choice, Kernel, costs, kernels_by_workload, put_final
 from tvm_energy.records import (
     CandidateRecord,
+    ClockRecord,
     FinalRecord,
     Record,
     RecordLog,
@@ -114,9 +123,11 @@ class _Task:
     """State of one task."""
 
     name: str = ""
+    weight: float = 1.0
     round: int = 0
     kernels: dict[str, Kernel] = field(default_factory=dict)
     features: dict[str, Floats] = field(default_factory=dict)
+    points: Points = field(default_factory=dict)
     policy_state: PolicyState | None = None
     best_latency_s: float = float("inf")
 
@@ -131,6 +142,7 @@ class Session:
         log: where records go; None keeps nothing on disk.
         rng: source of all randomness.
         on_round: called with the workload hash and the record of each finished round.
+        clocks: how clocks are chosen, see `tvm_energy.clock_choice`.
     """
 
     def __init__(
@@ -142,15 +154,18 @@ class Session:
         log: RecordLog | None = None,
         rng: np.random.Generator | None = None,
         on_round: Callable[[str, RoundRecord], None] = lambda workload, record: None,
+        clocks: str = DEFAULT,
     ) -> None:
         self.objective = objective
         self.policy = policy
         self.model = model
         self.on_round = on_round
+        self.clocks = check_mode(clocks)
         self._log = log
         self._rng = rng if rng is not None else np.random.default_rng(0)
         self._choice_seed = int(self._rng.integers(2**63))
         self._tasks: dict[str, _Task] = {}
+        self._choices: dict[str, Choice] | None = None
 
     # -- tasks ---------------------------------------------------------------------------------
 
@@ -159,6 +174,8 @@ class Session:
         if self._task(workload).name:
             return
         self._task(workload).name = name
+        self._task(workload).weight = weight
+        self._choices = None
         self._write(TaskRecord(task=name, workload=workload, weight=weight))
 
     def task_names(self) -> dict[str, str]:
@@ -166,14 +183,19 @@ class Session:
         return {workload: task.name for workload, task in self._tasks.items() if task.name}
 
     def restore(self, records: Iterable[Record]) -> None:
-        """Take over what earlier runs recorded: kernels, rounds and the policy's state."""
+        """Take over what earlier runs recorded: kernels, clocks, rounds and the policy's state."""
         records = list(records)
+        self._choices = None
+        for workload, points in points_by_workload(records).items():
+            self._task(workload).points.update(points)
         for workload, kernels in kernels_by_workload(records).items():
             task = self._task(workload)
             task.kernels.update(kernels)
             task.best_latency_s = min(kernel.latency_s for kernel in kernels.values())
         for record in records:
-            if isinstance(record, RoundRecord):
+            if isinstance(record, TaskRecord):
+                self._task(record.workload).weight = record.weight
+            elif isinstance(record, RoundRecord):
                 task = self._task(record.workload)
                 task.round = max(task.round, record.round + 1)
                 if record.policy_state:
@@ -200,6 +222,7 @@ class Session:
             measure: measures chosen candidates.
         """
         task = self._task(workload)
+        self._choices = None
         batch = self._new_candidates(task, candidates)
         for _, candidate in batch:
             if candidate.latency_s is not None:
@@ -605,12 +628,59 @@ class Session:
             )
             self._write(final)
             put_final(task.kernels, final)
+        self._choices = None
         if self._log is not None:
             self._log.flush()
 
+    def finals(self, workload: str) -> dict[str, Kernel]:
+        """The finalists that are up to date, by key."""
+        kernels = self._task(workload).kernels
+        return {key: kernel for key, kernel in kernels.items() if kernel.final}
+
+    def points(self, workload: str) -> Mapping[tuple[str, float], ClockRecord]:
+        """Measurements at locked clocks, by key and clock."""
+        return self._task(workload).points
+
+    def weight(self, workload: str) -> float:
+        """How often the network calls the task."""
+        return self._task(workload).weight
+
+    def record_clock(
+        self,
+        workload: str,
+        clock_mhz: float,
+        results: Mapping[str, EnergyMeasurement],
+        *,
+        confirmed: bool = False,
+    ) -> None:
+        """Take in finalists' measurements at a locked clock."""
+        for key, measured in results.items():
+            point = ClockRecord(
+                workload=workload,
+                key=key,
+                clock_mhz=clock_mhz,
+                measured=measured,
+                confirmed=confirmed,
+            )
+            self._write(point)
+            self._task(workload).points[key, clock_mhz] = point
+        self._choices = None
+        if self._log is not None:
+            self._log.flush()
+
+    def choices(self) -> Mapping[str, Choice]:
+        """Fastest and chosen kernel of each task, by workload; without tasks in which nothing can win."""
+        if self._choices is None:
+            tasks = {
+                workload: TaskKernels(kernels=task.kernels, points=task.points, weight=task.weight)
+                for workload, task in self._tasks.items()
+            }
+            self._choices = choose_all(tasks, self.objective, self.clocks)
+        return self._choices
+
     def choice(self, workload: str) -> Choice | None:
         """Fastest and chosen kernel of a task; None while nothing can win."""
-        return choose(self._task(workload).kernels.values(), self.objective)
+        return self.choices().get(workload)
 
     # ------------------------------------------------------------------------------------------
 

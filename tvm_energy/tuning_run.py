@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from tvm_energy import records as rec
+from tvm_energy.clock_choice import mode_of
 from tvm_energy.energy_model.xgb import XgbKernelModel
 from tvm_energy.errors import ConfigurationError, MeterUnavailable, TvmEnergyError
 from tvm_energy.logs.load import comparable
@@ -123,6 +124,8 @@ def open_run(
     plan: MeasurementPlan | None,
     progress: Progress,
     versions: Mapping[str, str],
+    clocks: int | None = None,
+    clock_per_kernel: bool = False,
 ) -> TuningRun:
     """Write the header of a run, and take over what earlier runs left in the work directory.
 
@@ -135,6 +138,8 @@ def open_run(
         plan: None for the default one.
         progress: is told what is set aside.
         versions: for the header.
+        clocks: locked clocks at which each finalist is measured at most; None leaves the clock alone.
+        clock_per_kernel: a clock for each kernel instead of one for all.
 
     Raises:
         ConfigurationError: objective or policy is wrong.
@@ -160,6 +165,7 @@ def open_run(
         versions=dict(versions),
         seed=seed,
         created=rec.now(),
+        clocks=None if clocks is None else {"finalists": clocks, "per_kernel": clock_per_kernel},
     )
     earlier = _earlier(work_dir, header, progress)
     log = rec.RecordLog(work_dir)
@@ -171,6 +177,7 @@ def open_run(
         model=XgbKernelModel(seed=seed),
         log=log,
         rng=np.random.default_rng(seed),
+        clocks=mode_of(header),
     )
     session.restore(earlier)
     return TuningRun(

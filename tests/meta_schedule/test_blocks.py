@@ -10,6 +10,7 @@ import tvm
 
 from tvm_energy.errors import ConfigurationError
 from tvm_energy.meta_schedule.blocks import blocks_of, describe_blocks, divide, time_blocks
+from tvm_energy.meta_schedule.clock_sweep import open_sweep
 from tvm_energy.meta_schedule.networks import load_onnx, onnx_model_zoo_path
 from tvm_energy.simulation.devices import ORIN_NANO
 from tvm_energy.simulation.gpu import TIME_SPREAD
@@ -54,3 +55,23 @@ def test_blocks_add_up_to_the_whole(alexnet) -> None:
     )
     assert times.energy_j.sum(axis=0) == pytest.approx(times.whole_energy_j, rel=0.2)
     assert (times.latency_s[:, 0] > times.latency_s[:, -1]).all()
+
+
+def test_a_sweep_measures_the_blocks_of_a_network(alexnet) -> None:
+    """Simulated sensors and noise against the simulator's own truth, at two clocks."""
+    target, network, blocks, module = alexnet
+    times = time_blocks(describe_blocks(blocks, module, target), ORIN_NANO)
+    with open_sweep("sim:orin-nano", network=network, blocks=8) as opened:
+        assert opened.names == [block.name for block in blocks]
+        for column in (2, -1):
+            clock = float(times.clocks_mhz[column])
+            with opened.locked(clock):
+                points = opened.measure(clock)
+            assert [point.effective_mhz for point in points] == [clock] * len(blocks)
+            # The unexplained factors of a block and of its kernels differ, see above.
+            assert [point.latency_s for point in points] == pytest.approx(
+                times.latency_s[:, column], rel=4.5 * TIME_SPREAD
+            )
+            assert [point.latency_s * point.power_w for point in points] == pytest.approx(
+                times.energy_j[:, column], rel=0.2
+            )

@@ -12,7 +12,7 @@ import onnx
 import pytest
 from test_networks import saved, small_model
 
-from tvm_energy.meta_schedule.export import read_manifest
+from tvm_energy.manifest import read_manifest
 
 pytestmark = pytest.mark.tuning
 

@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 
 from tvm_energy.errors import ConfigurationError, RecordFormatError, WorkDirError
-from tvm_energy.meta_schedule.export import export, read_manifest, schedule_texts
+from tvm_energy.manifest import read_manifest
+from tvm_energy.meta_schedule.export import export, schedule_texts
 from tvm_energy.meta_schedule.workloads import parse_workload
 from tvm_energy.records import FILE_NAME, CandidateRecord, read_records
 from tvm_energy.replay import summarize

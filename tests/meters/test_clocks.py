@@ -340,3 +340,63 @@ def test_a_card_that_cannot_lock_is_only_measured(caplog: pytest.LogCaptureFixtu
         locked_clocks(1000, control=control, required=True),
     ):
         pytest.fail("locked")
+
+
+# -- kernel and clock together ---------------------------------------------------------------------
+
+#: The search of `tune --clocks` with its made-up kernels, but the clock of the stand-in GPU is locked.
+SEARCH = """
+from types import SimpleNamespace
+sys.path.insert(0, os.environ["TESTS"])
+import test_clock_search as kit
+from tvm_energy.clock_search import ClockSearch
+from tvm_energy.kernels.clock_control import open_clocks
+
+control, clocks = open_clocks(SimpleNamespace(spec="cuda:GPU-standin-0"), try_out=True)
+kit.CLOCKS = clocks
+device = kit.Device({"w": kit.COMPUTE})
+session = kit.finished(device, "energy:slack=0.2")
+
+@kit.contextlib.contextmanager
+def locked(clock):
+    with control.locked(clock), device.locked(clock):
+        yield
+
+def measure(workload, keys, long):
+    THEN
+    return device.measure(workload, keys, long)
+
+ClockSearch(session, clocks, 4, locked=locked, measure=measure).run()
+print(json.dumps([session.choices()["w"].best.clock_mhz, [ask[0] for ask in device.asked]]))
+"""
+TESTS = str(Path(__file__).resolve().parent.parent)
+
+
+def test_the_search_over_clocks_locks_the_gpu_for_each_and_lets_go(machine: Machine) -> None:
+    returned, out, err = machine.run(SEARCH.replace("THEN", "pass"), TESTS=TESTS)
+    assert returned == 0, err
+    chosen, asked = json.loads(out)
+    assert chosen in asked
+    changes = [change for change in machine.changes() if "supported" not in change]
+    order = [1980.0, *dict.fromkeys(asked[:-1]), asked[-1]]
+    assert changes == [line for mhz in order for line in (f"lock {mhz:.0f}", "reset 0")]
+
+
+@pytest.mark.parametrize("then", ["raise KeyboardInterrupt", "raise RuntimeError('a worker died')"])
+def test_a_search_that_is_interrupted_lets_go(machine: Machine, then: str) -> None:
+    returned, _, _ = machine.run(SEARCH.replace("THEN", then), TESTS=TESTS)
+    assert returned != 0
+    assert [line.split()[0] for line in machine.changes() if "supported" not in line] == [
+        *("lock", "reset"),
+        *("lock", "reset"),
+    ]
+
+
+def test_without_permission_the_search_is_refused_before_it_begins(machine: Machine) -> None:
+    returned, out, err = machine.run(
+        SEARCH.replace("THEN", "pass"), "fail SetGpuLockedClocks 4", TESTS=TESTS
+    )
+    assert (returned, out) == (1, "")
+    assert "ClockUnavailable" in err
+    assert "no permission; it needs root" in err
+    assert "zeusd" in err

@@ -146,10 +146,32 @@ def _measure(compiled: Compiled, output: Path) -> tuple[EnergyMeasurement | None
                 open_meter({"kind": "rapl"} if cpu else {"kind": "nvml", "uuid": uuid})
             ) as meter,
             device_lock(meter.info.device_uuid),
+            _locked(compiled),
         ):
             return measure_network(library, meter, MeasurementPlan()), None
     except (MeterUnavailable, TvmEnergyError) as exc:
         return None, str(exc)
+
+
+def _locked(compiled: Compiled) -> contextlib.AbstractContextManager[object]:
+    """Hold the clock for which the kernels were chosen; without permission only a warning."""
+    clocks = {item.get("clock_mhz") for item in compiled.manifest["kernels"]}
+    if len(clocks) != 1 or clocks == {None}:
+        return contextlib.nullcontext()
+    from tvm_energy.clocks import locked_clocks
+    from tvm_energy.manifest import clock_of
+
+    clock_mhz = clock_of(compiled.manifest)
+    assert clock_mhz is not None
+    return locked_clocks(clock_mhz, device=str(compiled.manifest["device"].get("uuid")))
+
+
+def _at_clock(compiled: Compiled) -> str:
+    """At which locked clock the log's promise holds."""
+    clocks = {item.get("clock_mhz") for item in compiled.manifest["kernels"]} - {None}
+    if not clocks:
+        return ""
+    return f" at {clocks.pop():g} MHz" if len(clocks) == 1 else " with a clock for each kernel"
 
 
 def to_json(
@@ -236,7 +258,8 @@ def _print(
         )
         rest = "" if promise.complete else "; kernels that are not from the log come on top"
         say_all.append(
-            f"The log promises {format_quantity(promise.latency_s, 's')}{energy} for one pass{rest}"
+            f"The log promises {format_quantity(promise.latency_s, 's')}{energy} for one pass"
+            f"{_at_clock(compiled)}{rest}"
         )
     if result["holds_cuda_source"]:
         say_all.append(

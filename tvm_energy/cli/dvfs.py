@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from tvm_energy.dvfs.study import Study
     from tvm_energy.dvfs.sweep import Point, Sweep
     from tvm_energy.dvfs.table import Table
+    from tvm_energy.meta_schedule.networks import Network
 
 NAME = "dvfs"
 
@@ -129,6 +130,13 @@ def fit(
 @app.command("sweep")
 @guarded
 def sweep(
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[MODEL]",
+            help="An .onnx file, or onnx:NAME (such as onnx:alexnet): its blocks are measured.",
+        ),
+    ] = None,
     workload: Annotated[
         list[str] | None,
         typer.Option(
@@ -148,6 +156,9 @@ def sweep(
             "--from", metavar="TABLE", help="Play a table of measurements back instead of a device."
         ),
     ] = None,
+    blocks: Annotated[
+        int, typer.Option(min=1, help="Blocks that a MODEL is divided into at most.")
+    ] = 16,
     by: By = None,
     column: Columns = None,
     unit: Units = None,
@@ -177,9 +188,9 @@ def sweep(
     cannot become better by more than --regret, after five clocks at the earliest.
     """
     set_up_logging(quiet)
-    if (table is None) == (not workload):
+    if sum((table is not None, bool(workload), model is not None)) != 1:
         raise ConfigurationError(
-            "give either --workload or --from TABLE, for example: "
+            "give either --workload or --from TABLE or a MODEL, for example: "
             "tvm-energy dvfs sweep --workload matmul:m=1024,n=1024,k=1024 --device sim:a100"
         )
     if table is not None:
@@ -188,10 +199,10 @@ def sweep(
         )
     else:
         result, source = _sweep_device(
-            workload or [], device, max_clocks, regret, power_limit, quiet
+            workload or [], model, blocks, device, max_clocks, regret, power_limit, quiet
         )
     if save is not None:
-        _save(result, save)
+        _save(result, save, "workload" if model is None else "block")
     if as_json:
         print_json(
             {
@@ -268,6 +279,8 @@ def _sweep_table(
 
 def _sweep_device(
     workloads: Sequence[str],
+    model: str | None,
+    blocks: int,
     device: str,
     max_clocks: int,
     regret: float,
@@ -285,12 +298,13 @@ def _sweep_device(
     with stdout_for_results():
         from tvm_energy.meta_schedule.clock_sweep import open_sweep
 
-        with open_sweep(device, specs) as opened:
+        network = None if model is None else _network(model)
+        with open_sweep(device, specs, network, blocks) as opened:
             if not quiet:
                 say(opened.title)
             result = run(
                 opened.clock_mhz,
-                [spec.spec for spec in specs],
+                opened.names,
                 opened,
                 opened.measure,
                 max_clocks=max_clocks,
@@ -299,6 +313,13 @@ def _sweep_device(
                 measured=_silent if quiet else _tell,
             )
             return result, opened.title
+
+
+def _network(model: str) -> Network:
+    from tvm_energy.meta_schedule.networks import load_onnx, onnx_model_zoo_path
+
+    name = model.removeprefix("onnx:")
+    return load_onnx(model if name == model else onnx_model_zoo_path(name))
 
 
 def _tell(clock_mhz: float, points: Sequence[Point]) -> None:
@@ -411,12 +432,12 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _save(result: Sweep, path: Path) -> None:
+def _save(result: Sweep, path: Path, what: str) -> None:
     import csv
 
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
-        writer.writerow(["workload", "clock_mhz", "effective_clock_mhz", "latency_s", "power_w"])
+        writer.writerow([what, "clock_mhz", "effective_clock_mhz", "latency_s", "power_w"])
         for one in result.studies:
             points = one.series
             assert points.power_w is not None

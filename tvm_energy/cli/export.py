@@ -16,7 +16,7 @@ from tvm_energy.cli.guard import (
     set_up_logging,
     stdout_for_results,
 )
-from tvm_energy.cli.report import Objective, WorkDir
+from tvm_energy.cli.report import ClockChoice, Objective, WorkDir
 
 NAME = "export"
 
@@ -26,6 +26,7 @@ def command(
     work_dir: WorkDir,
     to: Annotated[Path, typer.Option("--to", metavar="DIR", help="New folder for the database.")],
     objective: Objective = None,
+    clock_choice: ClockChoice = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an earlier export.")] = False,
     as_json: Json = False,
     debug: Debug = False,
@@ -40,7 +41,9 @@ def command(
     with stdout_for_results():
         from tvm_energy.meta_schedule.export import export
 
-        manifest = export(work_dir, to, objective=objective, replace=force)
+        manifest = export(
+            work_dir, to, objective=objective, clock_choice=clock_choice, replace=force
+        )
     for item in manifest["without_kernel"]:
         say(f"No kernel for {printable(item['task'])}: {printable(item['reason'] or '')}")
     if as_json:
@@ -55,4 +58,11 @@ def command(
         expected += f" and {format_quantity(totals['best_energy_j'], 'J')}"
     typer.echo(f"{what} in {printable(str(to))}, chosen by {manifest['objective']}")
     typer.echo(f"Expected for all calls together: {expected} (manifest.json has each kernel's)")
+    clocks = {kernel["clock_mhz"] for kernel in kernels} - {None}
+    if clocks:
+        which = ", ".join(f"{mhz:g}" for mhz in sorted(clocks))
+        typer.echo(
+            f"Chosen for a locked core clock of {which} MHz; it is not locked by itself. At run time: "
+            f"with tvm_energy.manifest.deployed_clock({str(to)!r}): ..."
+        )
     typer.echo(f"In plain TVM: database = ms.database.JSONDatabase(work_dir={str(to)!r})")

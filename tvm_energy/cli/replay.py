@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from tvm_energy.cli.guard import FAILED, Debug, Json, guarded, print_json, set_up_logging
-from tvm_energy.cli.report import show
+from tvm_energy.cli.report import ClockChoice, show
 from tvm_energy.errors import ConfigurationError
 
 NAME = "replay"
@@ -33,6 +33,7 @@ def command(
         float | None,
         typer.Option("--slack", help="Short for --objective energy:slack=..., 0.05 is 5 %."),
     ] = None,
+    clock_choice: ClockChoice = None,
     policies: Annotated[
         list[str] | None,
         typer.Option(
@@ -69,10 +70,14 @@ def command(
     if policies or steps:
         if together:
             raise ConfigurationError("--together cannot be combined with --policy or --steps")
+        if clock_choice is not None:
+            raise ConfigurationError("--clock-choice cannot be combined with --policy or --steps")
         _policies(work_dirs, policies or [], objective, steps, as_json)
     elif len(work_dirs) == 1:
-        show(work_dirs[0], objective, as_json)
+        show(work_dirs[0], objective, as_json, clock_choice)
     else:
+        if clock_choice is not None:
+            raise ConfigurationError("--clock-choice is for one log; give one WORK_DIR")
         _several(work_dirs, objective, together, as_json)
 
 

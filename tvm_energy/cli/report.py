@@ -34,11 +34,21 @@ Objective = Annotated[
     ),
 ]
 
+ClockChoice = Annotated[
+    str | None,
+    typer.Option(
+        "--clock-choice",
+        help="Of a run with --clocks: default (leave the clock to the driver), one (for all kernels) or "
+        "per-kernel; by default as in the last run.",
+    ),
+]
+
 
 @guarded
 def command(
     work_dir: WorkDir,
     objective: Objective = None,
+    clock_choice: ClockChoice = None,
     html: Annotated[
         Path | None,
         typer.Option("--html", metavar="FILE", help="Write one self-contained page instead."),
@@ -54,17 +64,19 @@ def command(
     if sum((html is not None, markdown, as_json)) > 1:
         raise ConfigurationError("give only one of --html, --markdown and --json")
     if html is not None:
-        write_html(work_dir, objective, html)
+        write_html(work_dir, objective, html, clock_choice)
     elif markdown:
         from tvm_energy.replay import summarize
         from tvm_energy.report_markdown import render_markdown
 
-        typer.echo(render_markdown(summarize(work_dir, objective)), nl=False)
+        typer.echo(render_markdown(summarize(work_dir, objective, clock_choice)), nl=False)
     else:
-        show(work_dir, objective, as_json)
+        show(work_dir, objective, as_json, clock_choice)
 
 
-def write_html(work_dir: Path, objective: str | None, path: Path) -> None:
+def write_html(
+    work_dir: Path, objective: str | None, path: Path, clock_choice: str | None = None
+) -> None:
     """Write the page of a work directory."""
     if path.is_dir():
         raise ConfigurationError(
@@ -77,7 +89,7 @@ def write_html(work_dir: Path, objective: str | None, path: Path) -> None:
 
     # One reading for both, so that a run that goes on meanwhile cannot make them differ.
     records = list(read_records(record_file(work_dir)))
-    summary = summarize(records, objective)
+    summary = summarize(records, objective, clock_choice)
     keys = {task.workload: task.best.key for task in summary.tasks if task.best}
     schedules, reason = _schedules(work_dir, keys)
     page = render_html(summary, records, schedules=schedules, no_schedules=reason)
@@ -101,13 +113,15 @@ def _schedules(work_dir: Path, keys: dict[str, str]) -> tuple[dict[str, str], st
         return {}, str(exc)
 
 
-def show(work_dir: Path, objective: str | None, as_json: bool) -> None:
-    """Print the report of a work directory under an objective (None: that of its last run)."""
+def show(
+    work_dir: Path, objective: str | None, as_json: bool, clock_choice: str | None = None
+) -> None:
+    """Print the report of a work directory; None for objective and clocks as in its last run."""
     from tvm_energy.cli.terminal import working
     from tvm_energy.replay import summarize
 
     with working(f"reading {work_dir}"):
-        summary = summarize(work_dir, objective)
+        summary = summarize(work_dir, objective, clock_choice)
     if as_json:
         from tvm_energy.report import to_json
 

@@ -110,6 +110,22 @@ def command(
         int,
         typer.Option(min=0, help="Best kernels of each task that are measured again at the end."),
     ] = 4,
+    clocks: Annotated[
+        int | None,
+        typer.Option(
+            min=3,
+            metavar="N",
+            help="Choose kernel and core clock together: measure the finalists at up to N locked clocks. "
+            "The slack counts from the fastest kernel at the unlocked clock.",
+        ),
+    ] = None,
+    clock_per_kernel: Annotated[
+        bool,
+        typer.Option(
+            "--clock-per-kernel",
+            help="With --clocks: a clock for each kernel instead of one for all.",
+        ),
+    ] = False,
     window_s: Annotated[
         float | None,
         typer.Option(
@@ -142,7 +158,8 @@ def command(
     """
     set_up_logging(quiet, verbose)
     # What can be found wrong without TVM is found now, before the seconds that its import takes.
-    parse_objective(objective, max_power_w=1.0)
+    needs_energy = parse_objective(objective, max_power_w=1.0).needs_energy
+    _check_clocks(clocks, clock_per_kernel, finalists, needs_energy, device)
     _check_policy(policy)
     source = Source.parse(model, workload or [], input_shape or [])
     plan = None
@@ -186,6 +203,8 @@ def command(
                 seed=seed,
                 plan=plan,
                 finalists=finalists,
+                clocks=clocks,
+                clock_per_kernel=clock_per_kernel,
                 population=population,
                 progress=progress,
             )
@@ -357,6 +376,23 @@ def _check_policy(policy: str) -> None:
     from tvm_energy.policy import parse_policy
 
     parse_policy(policy)
+
+
+def _check_clocks(
+    clocks: int | None, clock_per_kernel: bool, finalists: int, needs_energy: bool, device: str
+) -> None:
+    if clocks is None:
+        if clock_per_kernel:
+            raise ConfigurationError("--clock-per-kernel needs --clocks, for example --clocks 5")
+        return
+    if device == "cpu":
+        raise ConfigurationError(
+            "--clocks: the clock of a CPU is not locked by tvm-energy; leave it out, or give a GPU or a "
+            "simulated device such as --device sim:a100"
+        )
+    from tvm_energy.clock_search import check_clocks
+
+    check_clocks(clocks, finalists, needs_energy)
 
 
 def _check_work_dir(work_dir: Path) -> None:

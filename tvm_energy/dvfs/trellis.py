@@ -6,7 +6,8 @@ the path of least E + w T is found by dynamic programming over (block, clock). A
 corners of the lower convex hull of what is possible.
 
 Least E with T <= D is a multiple-choice knapsack. The dual (the price at which the hull crosses D) gives
-a lower bound on every unfinished path; a label-setting search (labels: time and energy so far) drops labels
+a lower bound on every unfinished path; mixtures of the hull's corners next to D are a good path to begin
+with (ours); a label-setting search (labels: time and energy so far) drops labels
 that are dominated or whose bound does not beat the best path known (Kellerer, Pferschy, Pisinger,
 Knapsack Problems, 2004, chapter 11, for the method without switching).
 """
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,8 +29,11 @@ Integers = NDArray[np.intp]
 
 #: Relative slack that rounding of sums may take.
 _ROUNDING = 1e-12
+#: Corners of the hull, on each side of the limit, that are tried in mixtures, and how often what comes of it is
+#: mixed again.
+_CROSSED, _CROSSINGS = 3, 4
 #: Labels kept for one block, widened until nothing that could win was dropped.
-_WIDTHS = (64, 256, 1_000, 4_000, 20_000)
+_WIDTHS = (256, 20_000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +138,7 @@ class Trellis:
         if outside.latency_s <= limit:
             return outside, outside.energy_j
         price, bound = 0.0, outside.energy_j
+        insides, outsides = [inside], [outside]
         while inside.energy_j > outside.energy_j:
             price = (inside.energy_j - outside.energy_j) / (outside.latency_s - inside.latency_s)
             found = self.cheapest(1, price)
@@ -143,9 +148,11 @@ class Trellis:
                 break
             if found.latency_s <= limit:
                 inside = found
+                insides.append(found)
             else:
                 outside = found
-        best = inside
+                outsides.append(found)
+        best = self._crossed(inside, insides[-_CROSSED:] + outsides[-_CROSSED:], limit)
         for width in _WIDTHS:
             if best.energy_j * (1 - tolerance) <= bound:
                 break
@@ -154,6 +161,56 @@ class Trellis:
             # Whatever was not dropped for lack of room costs at least this much.
             bound = max(bound, min(dropped, best.energy_j * (1 - tolerance)))
         return best, min(bound, best.energy_j)
+
+    def _crossed(self, inside: Path, corners: Sequence[Path], limit: float) -> Path:
+        """The best path within the limit that follows one of these and in between another one.
+
+        Corners next to the limit cost the same at its price, and so does a mixture of two, but for what it
+        takes to change between them. A good path to begin with spares the search most labels.
+        """
+        best = inside
+        pairs = list(itertools.permutations(corners, 2))
+        for _ in range(_CROSSINGS):
+            mixtures = [self._crossing(one, other, limit) for one, other in pairs]
+            found = min(mixtures, key=lambda path: path.energy_j)
+            if found.energy_j >= best.energy_j:
+                break
+            # What was found is mixed with the others once more.
+            best = found
+            pairs = [(best, corner) for corner in corners]
+            pairs += [(corner, best) for corner in corners]
+        return best
+
+    def _crossing(self, one: Path, other: Path, limit: float) -> Path:
+        """Follows ``one``, from some block to some later one ``other``.
+
+        Time and energy of all windows [i, j) come from prefix sums over blocks and over boundaries.
+        """
+        a, b = np.array(one.choice), np.array(other.choice)
+        rows = np.arange(len(a))
+        # Changes of clock at the boundary before each block, along a, along b, from a to b, from b to a.
+        along_a, along_b, enter, leave = (
+            np.concatenate([[0], left[:-1] != right[1:], [0]]).astype(float)
+            for left, right in ((a, a), (b, b), (a, b), (b, a))
+        )
+        inner = np.concatenate([[0], np.cumsum(along_b - along_a)])
+        i, j = np.ogrid[: len(a) + 1, : len(a) + 1]
+        changes = inner[j] - inner[np.minimum(i + 1, len(a) + 1)]
+        changes = changes + (enter - along_a)[i] + (leave - along_a)[j]
+        totals = []
+        for table, switch, start in (
+            (self.latency_s, self.switch_s, one.latency_s),
+            (self.energy_j, self.switch_j, one.energy_j),
+        ):
+            sums = np.concatenate([[0], np.cumsum(table[rows, b] - table[rows, a])])
+            totals.append(start + sums[j] - sums[i] + switch * changes)
+        energy = np.where((j > i) & (totals[0] <= limit), totals[1], np.inf)
+        first, end = divmod(int(energy.argmin()), len(a) + 1)
+        mixed = a.copy()
+        mixed[first:end] = b[first:end]
+        path = self.evaluate(mixed)
+        # Where no window fits, this is not within the limit either.
+        return path if path.latency_s <= limit else Path((), np.inf, np.inf)
 
     def _search(
         self, limit: float, price: float, best: float, tolerance: float, width: int

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tvm_energy.errors import ConfigurationError, WorkDirError
 from tvm_energy.json_lines import refuse_link_out
@@ -16,6 +16,7 @@ from tvm_energy.measurement import MeasurementPlan
 from tvm_energy.records import (
     FILE_NAME,
     CandidateRecord,
+    ClockRecord,
     FinalRecord,
     Header,
     Record,
@@ -88,11 +89,15 @@ class Log:
         """The measurements of finalists, in order."""
         return (record for record in self.read() if isinstance(record, FinalRecord))
 
+    def clocks(self) -> Iterator[ClockRecord]:
+        """The measurements at locked clocks, in order."""
+        return (record for record in self.read() if isinstance(record, ClockRecord))
+
     def to_dataframe(self, kind: str = "candidate") -> pandas.DataFrame:
         """Records of one kind as a table for notebooks; needs pandas.
 
         Args:
-            kind: ``header``, ``task``, ``candidate``, ``round`` or ``final``.
+            kind: ``header``, ``task``, ``candidate``, ``round``, ``final`` or ``clock``.
 
         Returns:
             One row a record in the order of the log, one column a field (``measured.energy_j`` for
@@ -149,7 +154,10 @@ def note_task(record: Record, tasks: dict[str, TaskRecord]) -> None:
     """Take a record into a table of tasks; a later line of a task replaces the earlier one."""
     if isinstance(record, TaskRecord):
         tasks[record.workload] = record
-    elif isinstance(record, (CandidateRecord, FinalRecord)) and record.workload not in tasks:
+    elif (
+        isinstance(record, (CandidateRecord, FinalRecord, ClockRecord))
+        and record.workload not in tasks
+    ):
         tasks[record.workload] = TaskRecord(task=record.workload, workload=record.workload)
 
 
@@ -158,7 +166,7 @@ def differences(one: Header, other: Header) -> list[str]:
     reasons = []
     if one.device.get("uuid") != other.device.get("uuid"):
         reasons.append(f"device ({device_name(one)}, {device_name(other)})")
-    if (one.clocks or {}) != (other.clocks or {}):
+    if locked(one) != locked(other):
         reasons.append(f"clocks ({_clocks(one)}, {_clocks(other)})")
     if one.meter and other.meter:
         reasons += [
@@ -181,9 +189,18 @@ _DEFAULT_PLAN = dataclasses.asdict(MeasurementPlan())
 _SENSOR = ("meter", "method", "scope")
 
 
+#: What of a header's clocks held for the whole run; the rest concerns lines that name their own clock.
+_LOCKED = ("core_mhz", "memory_mhz")
+
+
+def locked(header: Header) -> dict[str, Any]:
+    """The clocks to which the whole run was locked; empty when the driver chose them."""
+    clocks = header.clocks or {}
+    return {name: clocks[name] for name in _LOCKED if clocks.get(name) is not None}
+
+
 def _clocks(header: Header) -> str:
-    locked = [f"{name} {value}" for name, value in sorted((header.clocks or {}).items())]
-    return " ".join(locked) or "not locked"
+    return " ".join(f"{name} {value}" for name, value in locked(header).items()) or "not locked"
 
 
 def comparable(records: Iterable[Record], header: Header) -> tuple[list[Record], int]:
@@ -204,11 +221,11 @@ def filtered(records: Iterable[Record], header: Header, left_out: Counter[str]) 
     same_clocks = same_energy = True
     for record in records:
         if isinstance(record, Header):
-            same_clocks = (record.clocks or {}) == (header.clocks or {})
+            same_clocks = locked(record) == locked(header)
             same_energy = not differences(record, header)
         elif same_energy:
             pass
-        elif isinstance(record, FinalRecord) or (
+        elif isinstance(record, (FinalRecord, ClockRecord)) or (
             isinstance(record, CandidateRecord) and not same_clocks
         ):
             left_out["line"] += 1

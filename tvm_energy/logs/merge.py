@@ -16,12 +16,13 @@ from typing import Any
 
 from tvm_energy.errors import ConfigurationError, RecordFormatError, WorkDirError
 from tvm_energy.json_lines import lines_of, open_file, parse_line
-from tvm_energy.logs.load import Log, device_name, differences, record_file
+from tvm_energy.logs.load import Log, device_name, differences, locked, record_file
 from tvm_energy.logs.output import new_file, refuse_existing
 from tvm_energy.measurement import EnergyMeasurement
 from tvm_energy.records import (
     FILE_NAME,
     CandidateRecord,
+    ClockRecord,
     FinalRecord,
     Header,
     LineReader,
@@ -232,6 +233,8 @@ def _identity(record: Record) -> tuple[Any, ...]:
             return ("round", record.workload, record.round)
         case FinalRecord():
             return ("final", record.workload, record.key, record.candidates)
+        case ClockRecord():
+            return ("clock", record.workload, record.key, record.clock_mhz, record.confirmed)
     return ("header",)
 
 
@@ -274,7 +277,7 @@ class _Energies:
             meter = header.meter or {}
             way = [
                 header.plan,
-                header.clocks,
+                locked(header),
                 *(meter.get(n) for n in ("meter", "method", "scope")),
             ]
             known = self._ways[id(header)] = _digest(way)

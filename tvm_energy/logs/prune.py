@@ -24,6 +24,7 @@ from tvm_energy.ranking import Kernel, choose, costs, kernels_by_workload
 from tvm_energy.records import (
     FILE_NAME,
     CandidateRecord,
+    ClockRecord,
     FinalRecord,
     Header,
     LineReader,
@@ -150,6 +151,9 @@ def _lines(
             values = parse_line(line)
             values["candidates"] = len(kept[record.workload]) if current else 0
             text = json.dumps(values)
+        elif isinstance(record, ClockRecord):
+            if record.key not in kept.get(record.workload, ()):
+                continue
         elif not isinstance(record, (Header, TaskRecord)):
             continue
         result.lines += 1

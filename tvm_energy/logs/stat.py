@@ -7,7 +7,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tvm_energy.logs.load import Log, device_name, differences
-from tvm_energy.records import CandidateRecord, FinalRecord, Header, RoundRecord, TaskRecord
+from tvm_energy.records import (
+    CandidateRecord,
+    ClockRecord,
+    FinalRecord,
+    Header,
+    RoundRecord,
+    TaskRecord,
+)
 
 
 @dataclass
@@ -37,6 +44,7 @@ class TaskStat:
         name: of the task.
         candidates, ran, measured, predicted, finals: lines of candidates, of these with a latency,
             with a measured energy, with a prediction; lines of finals.
+        at_clocks: measurements at locked clocks.
         rounds: rounds.
         latency_s, energy_j: least and greatest measured; None without any.
     """
@@ -47,6 +55,7 @@ class TaskStat:
     measured: int = 0
     predicted: int = 0
     finals: int = 0
+    at_clocks: int = 0
     rounds: int = 0
     latency_s: tuple[float, float] | None = None
     energy_j: tuple[float, float] | None = None
@@ -92,6 +101,9 @@ def stat(log: Log) -> LogStat:
             runs[-1].seconds.update(_numbers(record.seconds))
         elif isinstance(record, FinalRecord):
             task.finals += 1
+            runs[-1].device_s += record.measured.device_s
+        elif isinstance(record, ClockRecord):
+            task.at_clocks += 1
             runs[-1].device_s += record.measured.device_s
         elif isinstance(record, CandidateRecord):
             _add(task, record)
@@ -154,6 +166,7 @@ def to_json(result: LogStat) -> dict[str, Any]:
                 "measured": task.measured,
                 "predicted": task.predicted,
                 "finals": task.finals,
+                "at_clocks": task.at_clocks,
                 "rounds": task.rounds,
                 "latency_s": task.latency_s,
                 "energy_j": task.energy_j,

@@ -12,6 +12,7 @@ from tvm_energy.json_lines import read_lines, refuse_link_out
 from tvm_energy.logs.load import device_name, record_file
 from tvm_energy.records import (
     CandidateRecord,
+    ClockRecord,
     FinalRecord,
     Header,
     LineReader,
@@ -125,9 +126,12 @@ class _Check:
             yield from self._candidate(record)
         elif isinstance(record, RoundRecord):
             yield from self._round(record)
-        elif isinstance(record, FinalRecord):
+        elif isinstance(record, (FinalRecord, ClockRecord)):
             if record.key not in self._keys.get(workload, ()):
-                yield f"final of kernel {record.key[:40]}, which no line before it tried", True
+                yield (
+                    f"{record.kind} of kernel {record.key[:40]}, which no line before it tried",
+                    True,
+                )
             yield from self._simulated(record)
 
     def _candidate(self, record: CandidateRecord) -> Iterator[tuple[str, bool]]:
@@ -152,7 +156,9 @@ class _Check:
                 True,
             )
 
-    def _simulated(self, record: CandidateRecord | FinalRecord) -> Iterator[tuple[str, bool]]:
+    def _simulated(
+        self, record: CandidateRecord | FinalRecord | ClockRecord
+    ) -> Iterator[tuple[str, bool]]:
         if record.measured is None or self._header is None:
             return
         if record.measured.simulated and not self._header.device.get("simulated"):

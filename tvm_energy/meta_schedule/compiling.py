@@ -26,8 +26,9 @@ from numpy.typing import NDArray
 
 from tvm_energy.errors import ConfigurationError, TvmEnergyError
 from tvm_energy.kernels.workers import TvmLoad
+from tvm_energy.manifest import read_manifest
 from tvm_energy.measurement import EnergyMeasurement, MeasurementPlan
-from tvm_energy.meta_schedule.export import export, read_manifest
+from tvm_energy.meta_schedule.export import export
 from tvm_energy.meta_schedule.networks import CompiledNetwork, Kernel, Network, compile_network
 from tvm_energy.meters.base import PowerMeter
 from tvm_energy.protocol import measure

@@ -31,19 +31,24 @@ from typing import Any
 from tvm_energy.errors import ConfigurationError, RecordFormatError, WorkDirError
 from tvm_energy.json_lines import parse_line
 from tvm_energy.logs.load import record_file
+from tvm_energy.manifest import FORMAT, FORMAT_VERSION, MANIFEST_FILE, read_manifest
 from tvm_energy.measurement import EnergyMeasurement
 from tvm_energy.meta_schedule.traces import trace_key
-from tvm_energy.records import CandidateRecord, FinalRecord, Header, from_json, now
+from tvm_energy.records import (
+    CandidateRecord,
+    ClockRecord,
+    FinalRecord,
+    Header,
+    from_json,
+    now,
+)
 from tvm_energy.replay import RunSummary, TaskSummary, summarize
 from tvm_energy.stock_files import StockRecord, read_stock_records, read_workload_lines
 from tvm_energy.version import __version__
 from tvm_energy.work_dir import TUNING_RECORD_FILE, WORKLOAD_FILE
 
-MANIFEST_FILE = "manifest.json"
-FORMAT, FORMAT_VERSION = "tvm-energy-export", 1
-
-#: The largest manifest that is read: a thousand kernels take about 2 MB.
-_LARGEST_MANIFEST_BYTES = 64 << 20
+#: Workload, kernel, and the clock that is locked for it.
+_Pair = tuple[str, str, "float | None"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +61,12 @@ class _Evidence:
 
 
 def export(
-    work_dir: Path | str, to: Path | str, *, objective: str | None = None, replace: bool = False
+    work_dir: Path | str,
+    to: Path | str,
+    *,
+    objective: str | None = None,
+    clock_choice: str | None = None,
+    replace: bool = False,
 ) -> dict[str, Any]:
     """Write the chosen kernels of a run into a folder of their own.
 
@@ -64,6 +74,8 @@ def export(
         work_dir: of a tuning run; only read.
         to: the new folder. Nothing is left there when the export fails.
         objective: chooses the kernels; by default that of the last run.
+        clock_choice: ``default``, ``one`` or ``per-kernel``, see `tvm_energy.clock_choice`; by default as in
+            the last run.
         replace: whether `to` may be an earlier export, which is then replaced.
 
     Returns:
@@ -79,7 +91,7 @@ def export(
     if not source.is_dir():
         raise ConfigurationError(f"{source} is a file; export needs the whole work directory")
     _check_destination(source, destination, replace)
-    summary = summarize(source, objective)
+    summary = summarize(source, objective, clock_choice)
     chosen = {task.workload: task for task in summary.tasks if task.best}
     if not chosen:
         raise WorkDirError(f"{source} has no kernel to export: no task has a result yet")
@@ -101,33 +113,6 @@ def export(
         )
         (folder / MANIFEST_FILE).write_text(
             json.dumps(manifest, indent=2, allow_nan=False) + "\n", encoding="utf-8"
-        )
-    return manifest
-
-
-def read_manifest(folder: Path | str) -> dict[str, Any] | None:
-    """The manifest of an exported folder; None when the folder has none.
-
-    Raises:
-        RecordFormatError: it is not one of ours, or a newer version wrote it.
-    """
-    path = Path(folder) / MANIFEST_FILE
-    if not path.is_file():
-        return None
-    try:
-        if path.stat().st_size > _LARGEST_MANIFEST_BYTES:
-            raise RecordFormatError("it is too large")
-        manifest = parse_line(path.read_text(encoding="utf-8", errors="replace"))
-    except OSError as exc:
-        raise WorkDirError(f"cannot read {path}: {exc.strerror}") from exc
-    except RecordFormatError as exc:
-        raise RecordFormatError(f"{path}: {exc}") from exc
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        raise RecordFormatError(f"{path} was not written by `tvm-energy export`")
-    if manifest.get("version") != FORMAT_VERSION:
-        raise RecordFormatError(
-            f"{path}: version {str(manifest.get('version'))[:40]} is not supported (this tvm-energy "
-            f"reads {FORMAT_VERSION}); export again, or use a newer tvm-energy"
         )
     return manifest
 
@@ -232,7 +217,9 @@ def _manifest(
 ) -> dict[str, Any]:
     header = summary.header
     wanted = {
-        (task.workload, task.best.key): task.best.energy_j for task in summary.tasks if task.best
+        (task.workload, task.best.key, task.best.clock_mhz): task.best.energy_j
+        for task in summary.tasks
+        if task.best
     }
     evidence = _find_evidence(record_file(source), wanted, header)
     clocks = {
@@ -249,6 +236,7 @@ def _manifest(
         "driver": header.device.get("driver"),
         "meter": header.meter,
         "clocks_mhz": sorted(clocks),
+        "clock_choice": summary.clock_choice,
         "objective": summary.objective,
         "policy": summary.policy,
         "plan": header.plan,
@@ -271,11 +259,11 @@ def _manifest(
 def _kernel_entry(
     task: TaskSummary,
     record: StockRecord,
-    evidence: Mapping[tuple[str, str], _Evidence],
+    evidence: Mapping[_Pair, _Evidence],
     source: Path,
 ) -> dict[str, Any]:
     assert task.best is not None
-    known = evidence.get((task.workload, task.best.key))
+    known = evidence.get((task.workload, task.best.key, task.best.clock_mhz))
     return {
         "task": task.name,
         "workload": task.workload,
@@ -284,8 +272,10 @@ def _kernel_entry(
         "latency_s": task.best.latency_s,
         "energy_j": task.best.energy_j,
         "energy_stderr_j": task.best.energy_stderr_j,
+        "clock_mhz": task.best.clock_mhz,
         "measurement": known.measured.to_json() if known and known.measured else None,
         "fastest": None if task.fastest is None else dataclasses.asdict(task.fastest),
+        "at_default": None if task.at_default is None else dataclasses.asdict(task.at_default),
         "ties": len(task.ties),
         "from": {
             "energy_record": _where(record_file(source), known.line if known else None),
@@ -300,10 +290,10 @@ def _where(path: Path, line: int | None) -> dict[str, Any]:
 
 
 def _find_evidence(
-    path: Path, wanted: Mapping[tuple[str, str], float | None], header: Header
-) -> dict[tuple[str, str], _Evidence]:
-    """The last line that gave each choice its figures: a final, else a candidate."""
-    found: dict[tuple[str, str], _Evidence] = {}
+    path: Path, wanted: Mapping[_Pair, float | None], header: Header
+) -> dict[_Pair, _Evidence]:
+    """The last line that gave each choice its figures: a final or one at a clock, else a candidate."""
+    found: dict[_Pair, _Evidence] = {}
     same_plan = True
     with path.open(encoding="utf-8", errors="replace") as file:
         for number, line in enumerate(file, start=1):
@@ -311,14 +301,15 @@ def _find_evidence(
                 record = from_json(parse_line(line))
                 if isinstance(record, Header):
                     same_plan = record.plan == header.plan
-                if not isinstance(record, (CandidateRecord, FinalRecord)):
+                if not isinstance(record, (CandidateRecord, FinalRecord, ClockRecord)):
                     continue
-                name = (record.workload, record.key)
+                clock_mhz = record.clock_mhz if isinstance(record, ClockRecord) else None
+                name = (record.workload, record.key, clock_mhz)
                 if name not in wanted:
                     continue
                 measured = record.measured if same_plan else None
                 fits = (measured.energy_j if measured else None) == wanted[name]
-                if fits and (name not in found or isinstance(record, FinalRecord)):
+                if fits and (name not in found or not isinstance(record, CandidateRecord)):
                     found[name] = _Evidence(number, record.kind, measured)
     return found
 

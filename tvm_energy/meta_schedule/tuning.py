@@ -19,7 +19,9 @@ from tvm_energy.meta_schedule.compat import import_tensor_intrinsics, versions
 from tvm.s_tir import meta_schedule as ms
 
 from tvm_energy import records as rec
+from tvm_energy.clock_search import ClockSearch, check_clocks
 from tvm_energy.errors import ConfigurationError, TvmEnergyError
+from tvm_energy.kernels.clock_control import open_clocks
 from tvm_energy.kernels.devices import Artifact
 from tvm_energy.measurement import EnergyMeasurement, MeasurementPlan
 from tvm_energy.meta_schedule.callback import EnergyCallback
@@ -30,7 +32,7 @@ from tvm_energy.meta_schedule.logs import close_loggers, open_loggers
 from tvm_energy.meta_schedule.runner import argument_infos
 from tvm_energy.meta_schedule.task_scheduler import EnergyTaskScheduler
 from tvm_energy.meta_schedule.traces import workload_hash
-from tvm_energy.objective import DEFAULT_OBJECTIVE
+from tvm_energy.objective import DEFAULT_OBJECTIVE, parse_objective
 from tvm_energy.progress import Progress, SilentProgress
 from tvm_energy.tuning_run import (
     DEFAULT_FINALISTS,
@@ -81,6 +83,8 @@ def run(
     seed: int | None = None,
     plan: MeasurementPlan | None = None,
     finalists: int = DEFAULT_FINALISTS,
+    clocks: int | None = None,
+    clock_per_kernel: bool = False,
     target: Any = None,
     population: int | None = None,
     progress: Progress | None = None,
@@ -99,6 +103,9 @@ def run(
         seed: of the whole run; None draws one.
         plan: how one kernel's energy is measured.
         finalists: kernels of each task that are measured again at the end; 0 for none.
+        clocks: locked core clocks at which each finalist is measured at most, so that kernel and clock are
+            chosen together (``docs/joint.md``); None leaves the clock to the driver.
+        clock_per_kernel: choose a clock for each kernel instead of one for all.
         target: TVM target instead of the device's own.
         population: of the evolutionary search; None for MetaSchedule's 512.
         progress: is told how it goes.
@@ -108,10 +115,12 @@ def run(
     Raises:
         ConfigurationError: a wrong argument.
         MeterUnavailable: the objective needs energy, and the device has no meter.
+        ClockUnavailable: ``clocks`` is given, and the device's clock cannot be locked.
         WorkDirError, RecordFormatError: the work directory cannot be used.
         Interrupted: Ctrl-C.
     """
     check_counts(tasks, trials, trials_per_round, finalists)
+    _check_clocks(clocks, clock_per_kernel, finalists, objective)
     stock = dict(stock or {})
     if population is not None:
         stock["strategy"] = evolutionary_search(population)
@@ -126,10 +135,13 @@ def run(
             plan=plan,
             progress=progress or SilentProgress(),
             database=stock.pop("database", None),
+            clocks=clocks,
+            clock_per_kernel=clock_per_kernel,
         )
         try:
             engine.tune(tasks, trials, trials_per_round, stock)
             engine.measure_finalists(finalists)
+            engine.measure_clocks()
             engine.session.model.save(Path(work_dir) / MODEL_FILE)
         finally:
             engine.progress.finished()
@@ -155,6 +167,16 @@ def evolutionary_search(population: int) -> Any:
     )
 
 
+def _check_clocks(
+    clocks: int | None, clock_per_kernel: bool, finalists: int, objective: str
+) -> None:
+    if clocks is not None:
+        needs_energy = parse_objective(objective, max_power_w=1.0).needs_energy
+        check_clocks(clocks, finalists, needs_energy)
+    elif clock_per_kernel:
+        raise ConfigurationError("a clock for each kernel needs the number of clocks to measure at")
+
+
 @contextlib.contextmanager
 def _opened(device: str | TuningDevice, target: Any) -> Iterator[TuningDevice]:
     if not isinstance(device, str):
@@ -174,6 +196,7 @@ class _Engine(TuningRun):
     device: TuningDevice
     database: Any
     progress: Progress
+    clocks: int | None = None
 
     @classmethod
     def open(
@@ -187,8 +210,13 @@ class _Engine(TuningRun):
         plan: MeasurementPlan | None,
         progress: Progress,
         database: Any = None,
+        clocks: int | None = None,
+        clock_per_kernel: bool = False,
     ) -> _Engine:
         """Join the parts and take over what the work directory holds."""
+        if clocks is not None:
+            # Found out now and not after hours of search.
+            open_clocks(device, try_out=True)
         run = open_run(
             device,
             work_dir,
@@ -198,6 +226,8 @@ class _Engine(TuningRun):
             plan=plan,
             progress=progress,
             versions=versions(),
+            clocks=clocks,
+            clock_per_kernel=clock_per_kernel,
         )
         device.history.add(
             {r.module: r.latency_s for r in run.tried if r.module and r.latency_s is not None}
@@ -209,6 +239,7 @@ class _Engine(TuningRun):
             device=device,
             database=ObjectiveDatabase(database, run.session),
             progress=progress,
+            clocks=clocks,
         )
 
     def parts(self) -> dict[str, Any]:
@@ -379,7 +410,34 @@ class _Engine(TuningRun):
             self.progress.finals_started(name)
             self.session.record_finals(workload, self._measure_again(workload, keys))
 
-    def _measure_again(self, workload: str, keys: Sequence[str]) -> dict[str, EnergyMeasurement]:
+    def measure_clocks(self) -> None:
+        """Measure the finalists at a few locked clocks, so that kernel and clock are chosen together."""
+        if self.clocks is None or self.device.meter is None:
+            return
+        control, clock_mhz = open_clocks(self.device)
+        artifacts: dict[str, dict[str, Artifact]] = {}
+
+        def measure(
+            workload: str, keys: Sequence[str], long: bool
+        ) -> dict[str, EnergyMeasurement | str]:
+            built = artifacts.setdefault(workload, {})
+            built |= self._build_again(workload, [key for key in keys if key not in built])
+            there = [key for key in keys if key in built]
+            plan = finalist_plan(self.plan) if long else self.plan
+            results = self.device.measure([built[key] for key in there], plan) if there else []
+            return dict(zip(there, results, strict=True))
+
+        ClockSearch(
+            self.session,
+            clock_mhz,
+            self.clocks,
+            locked=control.locked,
+            measure=measure,
+            power_limit_w=self.device.max_power_w,
+            message=self.progress.message,
+        ).run()
+
+    def _build_again(self, workload: str, keys: Sequence[str]) -> dict[str, Artifact]:
         artifacts: dict[str, Artifact] = {}
         for key in keys:
             record = self.database.core.record(workload, key)
@@ -393,6 +451,10 @@ class _Engine(TuningRun):
                 self.progress.message(f"a finalist could not be built again: {error}")
                 continue
             artifacts[key] = Artifact(path=path, arguments=argument_infos(candidate.args_info))
+        return artifacts
+
+    def _measure_again(self, workload: str, keys: Sequence[str]) -> dict[str, EnergyMeasurement]:
+        artifacts = self._build_again(workload, keys)
         if not artifacts:
             return {}
         results = self.device.measure(list(artifacts.values()), finalist_plan(self.plan))
@@ -432,6 +494,8 @@ def tune_tir(
     device: str | TuningDevice = "auto",
     plan: MeasurementPlan | None = None,
     finalists: int = DEFAULT_FINALISTS,
+    clocks: int | None = None,
+    clock_per_kernel: bool = False,
     progress: Progress | None = None,
     **stock: Any,
 ) -> ObjectiveDatabase:
@@ -444,7 +508,7 @@ def tune_tir(
         max_trials_global: trials in all, those of earlier runs in `work_dir` included.
         num_trials_per_iter: candidates a round.
         seed: of the whole run.
-        objective, policy, plan, finalists, progress: see `run`.
+        objective, policy, plan, finalists, clocks, clock_per_kernel, progress: see `run`.
         device: ``auto`` follows the target: this CPU for ``llvm``, an NVIDIA GPU for ``cuda`` where
             there is one, else ``sim:a100``.
         stock: further arguments of the stock function.
@@ -466,6 +530,8 @@ def tune_tir(
         seed=seed,
         plan=plan,
         finalists=finalists,
+        clocks=clocks,
+        clock_per_kernel=clock_per_kernel,
         progress=progress,
         stock=_without_post_optimization(stock),
     )
@@ -488,6 +554,8 @@ def tune_relax(
     device: str | TuningDevice = "auto",
     plan: MeasurementPlan | None = None,
     finalists: int = DEFAULT_FINALISTS,
+    clocks: int | None = None,
+    clock_per_kernel: bool = False,
     progress: Progress | None = None,
     **stock: Any,
 ) -> ObjectiveDatabase:
@@ -516,6 +584,8 @@ def tune_relax(
         seed=seed,
         plan=plan,
         finalists=finalists,
+        clocks=clocks,
+        clock_per_kernel=clock_per_kernel,
         progress=progress,
         stock=stock,
     )
@@ -535,8 +605,12 @@ class Options(dict[str, Any]):
         self._cleanup = cleanup
 
     def measure_finalists(self) -> None:
-        """Measure the best few kernels of each task again; the database then ranks these."""
+        """Measure the best few kernels of each task again, and at other clocks where asked for.
+
+        The database then ranks these.
+        """
         self._engine.measure_finalists(self._finalists)
+        self._engine.measure_clocks()
 
     def close(self) -> None:
         """Release the device and the work directory."""
@@ -563,6 +637,8 @@ def options(
     seed: int | None = None,
     plan: MeasurementPlan | None = None,
     finalists: int = DEFAULT_FINALISTS,
+    clocks: int | None = None,
+    clock_per_kernel: bool = False,
 ) -> Options:
     """Arguments that make a stock ``tune_tir`` or ``tune_relax`` call energy-aware.
 
@@ -574,8 +650,9 @@ def options(
     Args:
         target: TVM target of the tune call.
         work_dir: of the tune call.
-        objective, policy, device, seed, plan, finalists: see `run`.
+        objective, policy, device, seed, plan, finalists, clocks, clock_per_kernel: see `run`.
     """
+    _check_clocks(clocks, clock_per_kernel, finalists, objective)
     cleanup = contextlib.ExitStack()
     try:
         cleanup.enter_context(locked_work_dir(Path(work_dir)))
@@ -588,6 +665,8 @@ def options(
             seed=seed,
             plan=plan,
             progress=SilentProgress(),
+            clocks=clocks,
+            clock_per_kernel=clock_per_kernel,
         )
         cleanup.callback(engine.log.close)
         import_tensor_intrinsics()
