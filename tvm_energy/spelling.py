@@ -1,11 +1,28 @@
-"""Words for error messages: what would have been valid, and what was probably meant."""
+"""Words for error messages: what would have been valid, what was probably meant, what others said."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
 
-__all__ = ["listing", "suggestion"]
+__all__ = ["first_line", "last_line", "listing", "suggestion"]
+
+#: Longest part of another program's message that is repeated.
+_LONGEST = 300
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, or its type when it has none."""
+    return next(iter(_lines(error)), type(error).__name__)[:_LONGEST]
+
+
+def last_line(error: BaseException) -> str:
+    """The last line of an error's message, where TVM puts the reason, or its type."""
+    return next(reversed(_lines(error)), type(error).__name__)[:_LONGEST]
+
+
+def _lines(error: BaseException) -> list[str]:
+    return [line.strip() for line in str(error).splitlines() if line.strip()]
 
 
 def listing(names: Iterable[str]) -> str:

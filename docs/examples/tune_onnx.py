@@ -1,6 +1,6 @@
-"""Tune the costliest kernels of an ONNX network, compile it, and check it against ONNX Runtime.
+"""Tune the costliest kernels of a network, compile it, and check it against ONNX Runtime or torch.
 
-python docs/examples/tune_onnx.py model.onnx --trials 256 --work-dir out-onnx
+python docs/examples/tune_onnx.py model.onnx --trials 256 --work-dir out-onnx   # or model.pt2
 
 Without RAPL counters this tunes for time on this CPU; with --device cuda and an NVIDIA GPU, for energy.
 """
@@ -8,8 +8,10 @@ Without RAPL counters this tunes for time on this CPU; with --device cuda and an
 import argparse
 from pathlib import Path
 
-from tvm_energy.meta_schedule import compiling, networks
+from tvm_energy.meta_schedule import compiling
 from tvm_energy.meta_schedule.device import open_device
+from tvm_energy.meta_schedule.models import open_model
+from tvm_energy.meta_schedule.networks import extract_tasks
 from tvm_energy.meta_schedule.tuning import TuningTask, run
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
@@ -21,12 +23,12 @@ parser.add_argument("--work-dir", default="out-onnx")
 parser.add_argument("--device", default="cpu")
 arguments = parser.parse_args()
 
-graph = networks.read_onnx(arguments.model)
-network = networks.import_onnx(graph, name=Path(arguments.model).stem, source=arguments.model)
+model = open_model(arguments.model)
+network = model.network
 
 device = open_device(arguments.device)
 objective = "energy:slack=0.05" if device.meter else "latency"
-tasks = networks.extract_tasks(network, device.target)
+tasks = extract_tasks(network, device.target)
 costliest = sorted(tasks, key=lambda task: task.flop * task.weight, reverse=True)
 run(
     [TuningTask(name=t.name, mod=t.mod, weight=t.weight) for t in costliest[: arguments.kernels]],
@@ -49,8 +51,8 @@ if loaded is None:
     raise SystemExit(f"written to {library}, not run: {reason}")
 inputs = network.random_inputs(seed=0)
 verdict = compiling.compare_outputs(
-    loaded.run(inputs), compiling.run_onnxruntime(graph, inputs), "ONNX Runtime"
+    loaded.run(inputs), model.reference(inputs), model.reference_name
 )
-print(f"{library}: largest difference to ONNX Runtime {verdict.largest_error:.2g}")
+print(f"{library}: largest difference to {verdict.reference} {verdict.largest_error:.2g}")
 if not verdict.ok:
-    raise SystemExit("the compiled network does not compute what ONNX Runtime does")
+    raise SystemExit(f"the compiled network does not compute what {verdict.reference} does")

@@ -23,11 +23,9 @@ from tvm_energy.errors import ConfigurationError, MeterUnavailable, TvmEnergyErr
 if TYPE_CHECKING:
     from tvm_energy.measurement import EnergyMeasurement
     from tvm_energy.meta_schedule.compiling import Compiled, Verdict
-    from tvm_energy.meta_schedule.networks import Network
+    from tvm_energy.meta_schedule.models import Model
 
 NAME = "compile"
-
-_ZOO_PREFIX = "onnx:"
 
 
 @guarded
@@ -36,7 +34,8 @@ def command(
         str,
         typer.Argument(
             metavar="MODEL",
-            help="An .onnx file, or onnx:NAME (such as onnx:alexnet), which gets random weights.",
+            help="An .onnx or .pt2 file, torch:MODULE:FUNCTION, or onnx:NAME (such as "
+            "onnx:alexnet), which gets random weights.",
         ),
     ],
     log: Annotated[
@@ -60,7 +59,7 @@ def command(
         bool,
         typer.Option(
             "--verify",
-            help="Run the library against ONNX Runtime, and measure it where there is a meter.",
+            help="Run the library against ONNX Runtime or torch, and measure it where there is a meter.",
         ),
     ] = False,
     seed: Annotated[int, typer.Option(min=0, help="Of the inputs that --verify makes.")] = 0,
@@ -79,16 +78,22 @@ def command(
         raise ConfigurationError(
             f"{log} does not exist; give the --work-dir of a `tvm-energy tune` run, or an export"
         )
+    from tvm_energy.meta_schedule.models import ZOO_PREFIX, check_model, open_model
+
+    check_model(model)
     with stdout_for_results():
         from tvm_energy.meta_schedule import compiling
 
         compiling.check_library_path(output)
-        graph, network = _load(model, shapes, seed)
-        compiled = compiling.compile_from_log(network, log, target)
+        # The zoo's own weights are all alike: every network would compute a constant.
+        loaded = open_model(model, shapes, seed=seed)
+        if model.startswith(ZOO_PREFIX):
+            say(f"{model} has no trained weights; random ones are put in")
+        compiled = compiling.compile_from_log(loaded.network, log, target)
         compiling.write_library(compiled, output)
         verdict, measured, unverified, unmeasured = None, None, None, None
         if verify:
-            verdict, unverified = _verify(graph, compiled, output, seed)
+            verdict, unverified = _verify(loaded, compiled, output, seed)
             measured, unmeasured = _measure(compiled, output)
     result = to_json(compiled, output, verdict, measured, unverified, unmeasured)
     if as_json:
@@ -100,33 +105,16 @@ def command(
         raise typer.Exit(FAILED)
 
 
-def _load(model: str, shapes: dict[str, tuple[int, ...]], seed: int) -> tuple[Any, Network]:
-    from tvm_energy.meta_schedule import networks
-
-    if model.startswith(_ZOO_PREFIX):
-        name = model.removeprefix(_ZOO_PREFIX)
-        path = networks.onnx_model_zoo_path(name)
-        # The files' own weights are all alike: every network would compute a constant.
-        graph = networks.with_random_weights(networks.read_onnx(path), seed=seed)
-        say(f"{model} has no trained weights; random ones are put in")
-    else:
-        name = Path(model).stem
-        graph = networks.read_onnx(model)
-    return graph, networks.import_onnx(graph, name=name, source=model, input_shapes=shapes)
-
-
 def _verify(
-    graph: Any, compiled: Compiled, output: Path, seed: int
+    model: Model, compiled: Compiled, output: Path, seed: int
 ) -> tuple[Verdict | None, str | None]:
-    from tvm_energy.meta_schedule.compiling import compare_outputs, run_onnxruntime, runnable
+    from tvm_energy.meta_schedule.compiling import compare_outputs, runnable
 
     library, reason = runnable(compiled, output)
     if library is None:
         return None, reason
     inputs = library.network.random_inputs(seed)
-    return compare_outputs(
-        library.run(inputs), run_onnxruntime(graph, inputs), "ONNX Runtime"
-    ), None
+    return compare_outputs(library.run(inputs), model.reference(inputs), model.reference_name), None
 
 
 def _measure(compiled: Compiled, output: Path) -> tuple[EnergyMeasurement | None, str | None]:

@@ -33,7 +33,8 @@ Source = Annotated[
     typer.Argument(
         metavar="TABLE",
         help="CSV or JSON table (columns block, clock_mhz, latency_ms, power_w or energy_mj), "
-        "or a network, onnx:NAME or an .onnx file, simulated with --device.",
+        "or a network (onnx:NAME, an .onnx or .pt2 file, torch:MODULE:FUNCTION), simulated with "
+        "--device.",
     ),
 ]
 Device = Annotated[
@@ -254,7 +255,7 @@ class _Data:
 
 
 def _load(source: str, device: str, server: str | None, most: int) -> _Data:
-    if source.startswith("onnx:") or source.endswith(".onnx"):
+    if source.startswith(("onnx:", "torch:")) or source.endswith((".onnx", ".pt2")):
         return _simulated_network(source, device, server, most)
     from tvm_energy.dvfs.block_file import read_block_file
 
@@ -273,10 +274,9 @@ def _simulated_network(source: str, device: str, server: str | None, most: int) 
         from tvm_energy.dvfs.block_file import BlockFile
         from tvm_energy.dvfs.clock_table import clock_table
         from tvm_energy.meta_schedule.blocks import simulated_network, time_blocks
-        from tvm_energy.meta_schedule.networks import load_onnx, onnx_model_zoo_path
+        from tvm_energy.meta_schedule.models import open_model
 
-        named = source.startswith("onnx:")
-        network = load_onnx(onnx_model_zoo_path(source[5:]) if named else source)
+        network = open_model(source).network
         blocks, works, times = simulated_network(network, spec, most)
         far_s = time_blocks(works, far).latency_s[:, -1] if far else None
     table = clock_table(

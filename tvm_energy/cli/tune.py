@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
 NAME = "tune"
 
-_ZOO_PREFIX = "onnx:"
 #: Longest name of a work directory that is made up from what is tuned.
 _NAME_LENGTH = 80
 
@@ -48,7 +47,9 @@ def command(
     model: Annotated[
         str | None,
         typer.Argument(
-            metavar="[MODEL]", help="An .onnx file, or onnx:NAME (such as onnx:alexnet)."
+            metavar="[MODEL]",
+            help="An .onnx or .pt2 file, onnx:NAME (such as onnx:alexnet), or "
+            "torch:MODULE:FUNCTION.",
         ),
     ] = None,
     workload: Annotated[
@@ -282,8 +283,10 @@ class Source:
             )
         if workloads and input_shapes:
             raise ConfigurationError("--input-shape belongs to a MODEL, not to --workload")
-        if model is not None and not model.startswith(_ZOO_PREFIX):
-            _check_model_file(Path(model))
+        if model is not None:
+            from tvm_energy.meta_schedule.models import check_model
+
+            check_model(model)
         from tvm_energy.meta_schedule.workloads import parse_workload
 
         parsed = {item.spec: item for item in map(parse_workload, workloads)}
@@ -292,7 +295,9 @@ class Source:
     def directory_name(self, device: str) -> str:
         """A name that the same command gives again, and another one does not."""
         if self.model is not None:
-            what = [Path(self.model.removeprefix(_ZOO_PREFIX)).stem]
+            from tvm_energy.meta_schedule.models import model_name
+
+            what = [model_name(self.model)]
             what += [f"{name}={shape}" for name, shape in sorted(self.input_shapes.items())]
         else:
             what = [item.spec for item in self.workloads]
@@ -306,15 +311,13 @@ class Source:
         """The kernels to be tuned."""
         if self.model is None:
             return [Task(item.spec, item.primfunc(), 1.0) for item in self.workloads]
-        from tvm_energy.meta_schedule.networks import extract_tasks, load_onnx, onnx_model_zoo_path
+        from tvm_energy.meta_schedule.models import open_model
+        from tvm_energy.meta_schedule.networks import extract_tasks
 
-        path: Path | str = self.model
-        if self.model.startswith(_ZOO_PREFIX):
-            path = onnx_model_zoo_path(self.model.removeprefix(_ZOO_PREFIX))
-        network = load_onnx(path, input_shapes=self.input_shapes)
+        model = open_model(self.model, self.input_shapes)
         return [
             Task(item.name, item.mod, float(item.weight), item.flop)
-            for item in extract_tasks(network, target)
+            for item in extract_tasks(model.network, target)
         ]
 
 
@@ -360,16 +363,6 @@ def select(tasks: list[Task], patterns: str | None, limit: int | None) -> list[T
     if not tasks:
         raise ConfigurationError("there is no kernel to tune in this model")
     return tasks
-
-
-def _check_model_file(path: Path) -> None:
-    if path.is_dir():
-        raise ConfigurationError(f"{path} is a directory; give the path of an .onnx file")
-    if not path.is_file():
-        raise ConfigurationError(
-            f"{path} does not exist; give the path of an .onnx file, or a network of the onnx "
-            "package such as onnx:alexnet"
-        )
 
 
 def _check_policy(policy: str) -> None:

@@ -32,6 +32,7 @@ from tvm_energy.meta_schedule.export import export
 from tvm_energy.meta_schedule.networks import CompiledNetwork, Kernel, Network, compile_network
 from tvm_energy.meters.base import PowerMeter
 from tvm_energy.protocol import measure
+from tvm_energy.spelling import last_line
 
 FROM_LOG, DEFAULT_SCHEDULE, UNSCHEDULED = "log", "default GPU schedule", "as written"
 
@@ -159,7 +160,7 @@ def compile_from_log(network: Network, log: Path | str, target: Any = None) -> C
             raise
         except Exception as exc:
             raise TvmEnergyError(
-                f"TVM cannot compile {network.name!r} for {chosen.kind.name}: {_first_line(exc)}"
+                f"TVM cannot compile {network.name!r} for {chosen.kind.name}: {last_line(exc)}"
             ) from exc
     gpu = "gpu" in [str(key) for key in chosen.keys]
     return Compiled(
@@ -194,7 +195,7 @@ def _target(text: Any, what: str) -> Any:
         return tvm.target.Target(text)
     except Exception as exc:
         raise ConfigurationError(
-            f"{what}, {str(text)[:80]!r}, is not a TVM target: {_first_line(exc)}"
+            f"{what}, {str(text)[:80]!r}, is not a TVM target: {last_line(exc)}"
         ) from exc
 
 
@@ -261,7 +262,7 @@ def write_library(compiled: Compiled, path: Path) -> None:
     except OSError as exc:
         raise ConfigurationError(f"cannot write {path}: {exc.strerror or exc}") from exc
     except Exception as exc:
-        raise TvmEnergyError(f"{path} could not be linked: {_first_line(exc)}") from exc
+        raise TvmEnergyError(f"{path} could not be linked: {last_line(exc)}") from exc
     finally:
         scratch.unlink(missing_ok=True)
 
@@ -328,28 +329,6 @@ def compare_outputs(
     )
 
 
-def run_onnxruntime(model: Any, inputs: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
-    """Outputs of an ONNX model on ONNX Runtime's CPU provider.
-
-    Raises:
-        ConfigurationError: onnxruntime is not installed.
-        TvmEnergyError: it cannot run the model.
-    """
-    try:
-        import onnxruntime
-    except ImportError as exc:
-        raise ConfigurationError(
-            "--verify compares with ONNX Runtime; pip install onnxruntime"
-        ) from exc
-    try:
-        session = onnxruntime.InferenceSession(
-            model.SerializeToString(), providers=["CPUExecutionProvider"]
-        )
-        return [np.asarray(item) for item in session.run(None, dict(inputs))]
-    except Exception as exc:
-        raise TvmEnergyError(f"ONNX Runtime cannot run the model: {_first_line(exc)}") from exc
-
-
 class _WholeNetwork:
     """Gives a network the two calls of a kernel library that a load needs."""
 
@@ -378,8 +357,3 @@ def measure_network(
     tensors = [tvm.runtime.tensor(inputs[name], device) for name in network.network.inputs]
     machine = tvm.relax.VirtualMachine(network.executable, device)
     return measure(TvmLoad(_WholeNetwork(machine), device, tensors), meter, plan)
-
-
-def _first_line(exc: BaseException) -> str:
-    lines = [line.strip() for line in str(exc).splitlines() if line.strip()]
-    return (lines[-1] if lines else type(exc).__name__)[:300]

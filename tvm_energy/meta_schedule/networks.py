@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from tvm_energy.errors import ConfigurationError, TvmEnergyError
 from tvm_energy.meta_schedule.onnx_weights import with_random_weights
-from tvm_energy.spelling import listing, suggestion
+from tvm_energy.spelling import first_line, listing, suggestion
 
 if TYPE_CHECKING:
     from onnx import ModelProto, ValueInfoProto
@@ -284,7 +284,7 @@ def read_onnx(path: str | os.PathLike[str]) -> ModelProto:
         raise ConfigurationError(f"ONNX file {str(path)!r} cannot be read: {error}") from error
     except Exception as error:  # protobuf's DecodeError, or a text format's ParseError
         raise ConfigurationError(
-            f"{str(path)!r} is not an ONNX file: {_first_line(error)}"
+            f"{str(path)!r} is not an ONNX file: {first_line(error)}"
         ) from error
     if not model.graph.node or not model.graph.output:
         raise ConfigurationError(f"{str(path)!r} is not an ONNX file, or its graph is empty")
@@ -292,7 +292,7 @@ def read_onnx(path: str | os.PathLike[str]) -> ModelProto:
         onnx.load_external_data_for_model(model, os.fspath(file.parent))
     except Exception as error:
         raise ConfigurationError(
-            f"the external weights of {str(path)!r} cannot be read: {_first_line(error)}; "
+            f"the external weights of {str(path)!r} cannot be read: {first_line(error)}; "
             "keep them beside the .onnx file"
         ) from error
     return model
@@ -330,10 +330,10 @@ def _import(model: ModelProto, source: str, inputs: Mapping[str, InputSpec]) -> 
     except tvm.error.OpNotImplemented as error:
         raise ConfigurationError(
             f"TVM does not import these operators of {source!r}: "
-            f"{_first_line(error).rpartition(': ')[2]}; replace them, or export another opset"
+            f"{first_line(error).rpartition(': ')[2]}; replace them, or export another opset"
         ) from error
     except Exception as error:
-        raise ConfigurationError(f"TVM cannot import {source!r}: {_first_line(error)}") from error
+        raise ConfigurationError(f"TVM cannot import {source!r}: {first_line(error)}") from error
     for warning in caught:
         _LOGGER.debug("importing %s: %s", source, warning.message)
     return mod
@@ -426,10 +426,6 @@ def _onnx() -> Any:
             'ONNX networks need the onnx package; pip install "tvm-energy[onnx]"'
         ) from error
     return onnx
-
-
-def _first_line(error: BaseException) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 def _check_versions() -> None:

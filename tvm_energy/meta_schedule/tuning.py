@@ -34,6 +34,7 @@ from tvm_energy.meta_schedule.task_scheduler import EnergyTaskScheduler
 from tvm_energy.meta_schedule.traces import workload_hash
 from tvm_energy.objective import DEFAULT_OBJECTIVE, parse_objective
 from tvm_energy.progress import Progress, SilentProgress
+from tvm_energy.spelling import last_line
 from tvm_energy.tuning_run import (
     DEFAULT_FINALISTS,
     DEFAULT_POLICY,
@@ -359,7 +360,7 @@ class _Engine(TuningRun):
 
     def _set_aside(self, workload: str, name: str, exc: Exception) -> None:
         """Record why a task cannot be tuned (any further)."""
-        reason = _first_line(exc)
+        reason = last_line(exc)
         logger.debug("task %s failed", name, exc_info=exc)
         self.progress.message(f"task {name} is left out: {reason}")
         self.log.append(
@@ -471,11 +472,6 @@ class _Engine(TuningRun):
 def normalized(mod: Any) -> Any:
     """An IRModule with the single function ``main``, as MetaSchedule makes of every task."""
     return ms.tune_context._normalize_mod(mod)
-
-
-def _first_line(exc: BaseException) -> str:
-    lines = [line.strip() for line in str(exc).splitlines() if line.strip()]
-    return (lines[-1] if lines else type(exc).__name__)[:300]
 
 
 # -- for scripts -------------------------------------------------------------------------------
