@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +21,8 @@ from tvm_energy.errors import ConfigurationError, MeterUnavailable, WorkDirError
 from tvm_energy.meta_schedule.workloads import parse_workload
 from tvm_energy.records import FILE_NAME, CandidateRecord, FinalRecord, read_records
 from tvm_energy.replay import summarize
+
+COMMAND_LINE = "from tvm_energy.cli import main; main()"
 
 
 def records_of(work_dir: Path) -> list:
@@ -143,6 +147,27 @@ def test_stock_ansor_applies_our_choice_from_an_exported_log(simulated, tmp_path
             assert found is not None
     with pytest.raises(WorkDirError, match="exists"):
         ansor.export_log(work_dir, out)
+
+
+def test_the_command_line_exports_the_same_log(simulated, tmp_path: Path) -> None:
+    work_dir, _ = simulated
+    ansor.export_log(work_dir, tmp_path / "best.json", objective="edp")
+
+    def export(*options: str) -> subprocess.CompletedProcess:
+        command = [sys.executable, "-c", COMMAND_LINE, "export", str(work_dir), *options]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    to = ("--to", str(tmp_path / "again.json"))
+    done = export(*to, "--objective", "edp")
+    assert done.returncode == 0, done.stderr
+    assert "simulated" in done.stdout.lower()
+    assert (tmp_path / "again.json").read_text() == (tmp_path / "best.json").read_text()
+    refused = export(*to)
+    assert refused.returncode == 1
+    assert "--force" in refused.stderr
+    done = export(*to, "--force", "--json")
+    assert json.loads(done.stdout)["kernels"] == 3
+    assert export(*to, "--force", "--clock-choice", "one").returncode == 2
 
 
 def test_a_run_is_continued_and_nothing_is_tried_twice(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 from tvm_energy.ansor.names import names_of_line
 from tvm_energy.errors import ConfigurationError, RecordFormatError, WorkDirError
 from tvm_energy.replay import RunSummary, summarize
+from tvm_energy.work_dir import TUNING_RECORD_FILE
 
 #: Ansor's log in a work directory.
 LOG_FILE = "ansor_record.json"
@@ -64,7 +65,14 @@ def apply_best(
     return schedule, tensors
 
 
-def export_log(log: str | Path, out: str | Path, objective: str | None = None) -> int:
+def is_ansor_only(work_dir: Path) -> bool:
+    """Whether a work directory was tuned with Ansor and not with MetaSchedule."""
+    return (work_dir / LOG_FILE).is_file() and not (work_dir / TUNING_RECORD_FILE).is_file()
+
+
+def export_log(
+    log: str | Path, out: str | Path, objective: str | None = None, *, replace: bool = False
+) -> int:
     """Write a stock Ansor log in which stock ``apply_best`` finds our choice of each task.
 
     It holds one line a task, as Ansor wrote it. Needs no TVM.
@@ -73,6 +81,7 @@ def export_log(log: str | Path, out: str | Path, objective: str | None = None) -
         log: a work directory of `tvm_energy.ansor.tune`, or the Ansor log in one.
         out: the file to write; must not exist.
         objective: see `tvm_energy.objective`; None for that of the last run.
+        replace: `out` may be an earlier log, which is replaced.
 
     Returns:
         The number of tasks.
@@ -87,10 +96,12 @@ def export_log(log: str | Path, out: str | Path, objective: str | None = None) -
         raise ConfigurationError(f"{file} holds no kernel that could be chosen; tune first")
     target = Path(out)
     try:
-        with target.open("x", encoding="utf-8") as stream:
+        with target.open("w" if replace else "x", encoding="utf-8") as stream:
             stream.writelines(lines)
     except FileExistsError as exc:
-        raise WorkDirError(f"{target} exists; choose another file") from exc
+        raise WorkDirError(
+            f"{target} exists; choose another file, or replace it (--force)"
+        ) from exc
     except OSError as exc:
         raise WorkDirError(f"cannot write {target}: {exc.strerror}") from exc
     return len(lines)

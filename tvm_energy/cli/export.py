@@ -24,7 +24,12 @@ NAME = "export"
 @guarded
 def command(
     work_dir: WorkDir,
-    to: Annotated[Path, typer.Option("--to", metavar="DIR", help="New folder for the database.")],
+    to: Annotated[
+        Path,
+        typer.Option(
+            "--to", metavar="DIR", help="New folder for the database; for Ansor, a new file."
+        ),
+    ],
     objective: Objective = None,
     clock_choice: ClockChoice = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an earlier export.")] = False,
@@ -33,11 +38,16 @@ def command(
 ) -> None:
     """Write one chosen kernel per workload as a stock database, with a manifest.
 
-    Plain TVM deploys it; tvm-energy need not be installed there.
+    Plain TVM deploys it; tvm-energy need not be installed there. Of a directory of legacy Ansor a stock
+    log is written, in which stock apply_best finds the choice.
     """
     set_up_logging()
+    from tvm_energy.ansor.logs import is_ansor_only
     from tvm_energy.report import format_quantity, printable, simulated_banner
 
+    if is_ansor_only(work_dir):
+        _export_ansor(work_dir, to, objective, clock_choice, force, as_json)
+        return
     with stdout_for_results():
         from tvm_energy.meta_schedule.export import export
 
@@ -66,3 +76,39 @@ def command(
             f"with tvm_energy.manifest.deployed_clock({str(to)!r}): ..."
         )
     typer.echo(f"In plain TVM: database = ms.database.JSONDatabase(work_dir={str(to)!r})")
+
+
+def _export_ansor(
+    work_dir: Path,
+    to: Path,
+    objective: str | None,
+    clock_choice: str | None,
+    force: bool,
+    as_json: bool,
+) -> None:
+    from tvm_energy.ansor.logs import export_log
+    from tvm_energy.errors import ConfigurationError
+    from tvm_energy.replay import summarize
+    from tvm_energy.report import printable, simulated_banner
+
+    if clock_choice is not None:
+        raise ConfigurationError(
+            f"{work_dir} is a run of legacy Ansor, which chooses no clocks; leave --clock-choice out"
+        )
+    kernels = export_log(work_dir, to, objective, replace=force)
+    summary = summarize(work_dir, objective)
+    if as_json:
+        print_json(
+            {
+                "to": str(to),
+                "kernels": kernels,
+                "objective": summary.objective,
+                "simulated": summary.simulated,
+            }
+        )
+        return
+    if summary.simulated:
+        typer.echo(simulated_banner(summary.device))
+    what = "1 kernel" if kernels == 1 else f"{kernels} kernels"
+    typer.echo(f"{what} in {printable(str(to))}, chosen by {summary.objective}")
+    typer.echo(f"In stock Ansor: schedule, tensors = task.apply_best({str(to)!r})")
