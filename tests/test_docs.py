@@ -275,7 +275,10 @@ def parse(command: Any, name: str, words: list[str], parent: Any = None) -> None
         return
     context = command.make_context(name, list(words), parent=parent)
     if hasattr(command, "resolve_command"):
-        rest = [*context._protected_args, *context.args]
+        protected = getattr(
+            context, "_protected_args", None
+        )  # without the underscore before click 8.2
+        rest = [*(context.protected_args if protected is None else protected), *context.args]
         sub_name, sub, sub_words = command.resolve_command(context, rest)
         parse(sub, sub_name, sub_words, context)
     else:
@@ -325,7 +328,9 @@ def test_a_wrong_command_line_is_found(line: str) -> None:
 
 
 def test_command_lines_are_found_in_blocks_and_in_prose() -> None:
-    text = "See `tvm-energy doctor` and\n\n    tvm-energy report out  # tables\n    ./scripts/test\n"
+    text = (
+        "See `tvm-energy doctor` and\n\n    tvm-energy report out  # tables\n    ./scripts/test\n"
+    )
     assert list(command_lines(text)) == ["tvm-energy report out", "tvm-energy doctor"]
 
 
