@@ -50,8 +50,11 @@ def refuse_link_out(path: Path) -> None:
     if not path.is_symlink():
         return
     try:
+        path.stat()
         inside = path.resolve().is_relative_to(path.parent.resolve())
-    except (OSError, RuntimeError):  # a ring of links
+    except FileNotFoundError:  # it leads to nothing; a file may be made there
+        inside = path.resolve().is_relative_to(path.parent.resolve())
+    except OSError:  # a ring of links, which resolve() passes over since Python 3.13
         inside = False
     if not inside:
         raise WorkDirError(
