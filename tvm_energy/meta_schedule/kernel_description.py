@@ -52,6 +52,8 @@ def _lower(mod: IRModule, target: Target) -> Any:
 
 
 def _lowering() -> Sequential:
+    # TVM 0.26 has one simplifier for both levels; 0.27 gave schedulable TIR its own.
+    simplify = getattr(s_tir.transform, "StmtSimplify", tirx.transform.StmtSimplify)
     return Sequential(
         [
             s_tir.transform.CanonicalizeLoop(),
@@ -65,7 +67,7 @@ def _lowering() -> Sequential:
             s_tir.transform.LowerAutoCopy(),
             s_tir.transform.UnifyThreadBinding(),
             s_tir.transform.LowerMatchBuffer(),
-            s_tir.transform.StmtSimplify(),
+            simplify(),
             s_tir.transform.InjectPermutedLayout(),
             s_tir.transform.AnnotateIrregularLoop(),
             s_tir.transform.InjectSoftwarePipeline(),
