@@ -50,6 +50,8 @@ VARIANTS: tuple[Variant, ...] = ("factored", "direct")
 
 #: Kernels this much slower than the fastest so far get an energy measurement.
 GATE = 0.5
+#: Nominal coverages of the intervals.
+LEVELS = (0.8, 0.9, 0.95)
 #: Relative standard deviation of what is measured.
 LATENCY_NOISE = 0.005
 ENERGY_NOISE = 0.01
@@ -166,16 +168,24 @@ def quality(batch: Round, known: Prediction, unknown: Prediction) -> dict[str, f
     assert unknown.energy_j is not None
     error = np.abs(known.energy_j / batch.energy_j - 1)
     best = np.argsort(batch.energy_j)[: max(1, len(error) // 10)]
-    inside = np.abs(known.energy_j - batch.energy_j) <= 2 * known.energy_stderr_j
     gated = batch.gated
+    coverage = {}
+    for level in LEVELS:
+        low_j, high_j = known.interval(level)
+        inside = (low_j <= batch.energy_j) & (batch.energy_j <= high_j)
+        coverage[f"coverage_{100 * level:.0f}"] = mean(inside[gated])
+        coverage[f"width_{100 * level:.0f}"] = mean(((high_j - low_j) / known.energy_j)[gated])
     return {
         "rank_all": rank(known.energy_j, batch.energy_j),
         "rank_gated": rank(known.energy_j[gated], batch.energy_j[gated]),
         "rank_search": rank(unknown.energy_j, batch.energy_j),
         "error_gated": float(np.median(error[gated])) if gated.any() else np.nan,
         "error_best": float(np.median(error[best])),
-        "coverage": float(np.mean(inside[gated])) if gated.any() else np.nan,
-    }
+    } | coverage
+
+
+def mean(values: np.ndarray) -> float:
+    return float(np.mean(values)) if len(values) else float("nan")
 
 
 def rank(one: np.ndarray, other: np.ndarray) -> float:

@@ -13,7 +13,8 @@ Regret is the true energy of the winner over that of the best kernel within the 
 
 The last line of stdout is one JSON object: for each device and policy ``measured_share`` (of all
 candidates), ``measured_share_of_gated``, ``measuring_s`` (device seconds a pool, finalists not
-included: they are the same for all), ``median_regret``, ``p90_regret``.
+included), ``finals_s`` (device seconds of the finalists, about the same for all), ``median_regret``,
+``p90_regret``.
 """
 
 from __future__ import annotations
@@ -72,6 +73,7 @@ class Played:
     measured_share: float
     measured_share_of_gated: float
     measuring_s: float
+    finals_s: float
     regret: float
     curve: list[tuple[float, float]]
 
@@ -115,6 +117,7 @@ def summary(games: Sequence[Played]) -> dict[str, float]:
             float(np.mean([g.measured_share_of_gated for g in games])), 4
         ),
         "measuring_s": round(float(np.mean([g.measuring_s for g in games])), 1),
+        "finals_s": round(float(np.mean([g.finals_s for g in games])), 1),
         "median_regret": round(float(np.median(regrets)), 5),
         "p90_regret": round(float(np.quantile(regrets, 0.9)), 5),
     }
@@ -280,6 +283,7 @@ def play(pool_: Pool, spec: str, seed: int) -> Played:
         measured_share=measured / len(pool_.latency_s),
         measured_share_of_gated=measured / gated,
         measuring_s=spent_s,
+        finals_s=device.spent_s - spent_s,
         regret=regret(pool_, session, np.ones(len(pool_.round), dtype=bool)),
         curve=curve,
     )

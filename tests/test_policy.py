@@ -228,3 +228,19 @@ def test_gain_begins_with_the_fastest_and_a_spread() -> None:
     assert chosen[:5] == [0, 1, 2, 3, 4]
     assert len(set(chosen)) == 10
     assert max(chosen) == 99
+
+
+def test_improvement_under_observed_errors() -> None:
+    scores = np.sort(np.random.default_rng(0).standard_normal(4000))
+    cost, stderr = np.array([0.9, 1.0, 1.3]), np.array([0.1, 0.05, 0.1])
+    observed = expected_improvement(cost, stderr, 1.0, scores)
+    np.testing.assert_allclose(observed, expected_improvement(cost, stderr, 1.0), atol=0.004)
+    # Errors that never reach beyond half a standard error: what is 3 of them behind cannot win.
+    bounded = np.linspace(-0.5, 0.5, 40)
+    assert expected_improvement(cost, stderr, 1.0, bounded)[2] == 0.0
+    # The measured energy is the prediction plus the error: errors of one sign count the right way.
+    above, below = np.full(40, 0.5), np.full(40, -0.5)
+    assert expected_improvement(cost[1:2], stderr[1:2], 1.0, above)[0] == 0.0
+    assert expected_improvement(cost[1:2], stderr[1:2], 1.0, below)[0] == pytest.approx(0.025)
+    few = expected_improvement(cost, stderr, 1.0, below[:5])
+    np.testing.assert_array_equal(few, expected_improvement(cost, stderr, 1.0))

@@ -569,3 +569,14 @@ def test_a_race_ends_early_only_when_it_is_clear() -> None:
 def test_the_rival_is_no_part_of_how_a_run_measures() -> None:
     assert dataclasses.replace(PLAN, rival_j=1.0).to_json() == PLAN.to_json()
     assert "window_s" in PLAN.to_json()
+
+
+def test_a_race_is_content_with_less() -> None:
+    race = MeasurementPlan().race(None)
+    assert not race.enough(1, 1.0, 0.0)
+    assert race.enough(2, 1.0, 0.02)
+    assert not race.enough(2, 1.0, 0.021)
+    assert MeasurementPlan().race(0.9).enough(2, 1.0, 0.03)
+    assert not MeasurementPlan().race(0.95).enough(2, 1.0, 0.03)
+    coarser = MeasurementPlan(min_windows=1, target_relative_stderr=0.1).race(None)
+    assert (coarser.min_windows, coarser.target_relative_stderr) == (1, 0.1)

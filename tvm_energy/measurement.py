@@ -60,6 +60,22 @@ class MeasurementPlan:
         del values["rival_j"]
         return values
 
+    def race(self, rival_j: float | None) -> MeasurementPlan:
+        """The same, but no longer than it takes to tell this kernel from its rival.
+
+        Two windows and a standard error of 2 % are enough: half of what the energy model errs by, and the best
+        kernels are measured again as finalists.
+
+        Args:
+            rival_j: joules a launch of the kernel to beat; None while there is none.
+        """
+        return dataclasses.replace(
+            self,
+            rival_j=rival_j,
+            min_windows=min(self.min_windows, _RACE_WINDOWS),
+            target_relative_stderr=max(self.target_relative_stderr, _RACE_STDERR),
+        )
+
     def enough(self, windows: int, energy_j: float, stderr_j: float) -> bool:
         """True when no further window is wanted.
 
@@ -77,6 +93,9 @@ class MeasurementPlan:
 
 #: Standard errors between a kernel and its rival at which the race is over.
 _CLEAR_SIGMA = 3.0
+
+#: Relative standard error that a race is content with.
+_RACE_STDERR = 0.02
 
 #: Fewest windows of a race: one alone does not tell how windows scatter.
 _RACE_WINDOWS = 2

@@ -32,6 +32,9 @@ Floats = npt.NDArray[np.float64]
 #: Fewest pairs of measured and predicted energy that say anything about the quality of predictions.
 _MIN_PAIRS = 3
 
+#: Fewest errors whose distribution is taken for that of the next one.
+_MIN_SCORES = 20
+
 
 def _empty() -> Floats:
     return np.zeros(0)
@@ -48,6 +51,7 @@ class Gate:
         cost: by the objective, of the measured energy where there is one, else of the predicted; shape
             (n,), infinite for a kernel that is too slow to win; None with `energy_j`.
         cost_stderr: its standard error, shape (n,); None with `energy_j`.
+        scores: errors of earlier predictions in standard errors, shape (k,).
         best_cost: least cost of a measured kernel of the task; infinite while there is none.
         candidates: size of the batch that the gate was put to.
         done: True for those that were measured (or failed to be) in this round, shape (n,).
@@ -60,6 +64,7 @@ class Gate:
     keys: tuple[str, ...] = ()
     cost: Floats | None = None
     cost_stderr: Floats | None = None
+    scores: Floats = field(default_factory=_empty)
     best_cost: float = math.inf
     candidates: int = 0
     done: npt.NDArray[np.bool_] | None = None
@@ -276,12 +281,13 @@ class Snr:
 class Gain:
     """Measure what can still change the winner; see ``docs/round.md``.
 
-    For a candidate of predicted cost m with standard error s, and least measured cost c, the expected
-    improvement (Jones, Schonlau and Welch, Journal of Global Optimization 13, 1998) is
+    For a candidate of predicted cost m with standard error s, least measured cost c, and scores z_1 ... z_k
+    (errors of earlier predictions, in standard errors), the expected improvement (Jones, Schonlau and
+    Welch, Journal of Global Optimization 13, 1998) is
 
-        EI = (c - m) Phi(z) + s phi(z),    z = (c - m) / s
+        EI = mean over i of max(0, c - m - s z_i)
 
-    The candidate of largest EI is measured, c is brought up to date, and so on, until EI / c falls
+    and, while k < 20, that of a normal distribution. The candidate of largest EI is measured, c is brought up to date, and so on, until EI / c falls
     below `least` or `share` of the batch is measured. Expected improvement, not best-arm identification:
     candidates differ in what is known of them beforehand, and a measurement of one settles it; the
     knowledge gradient would add what a measurement teaches about the others, which the refit at the
@@ -329,7 +335,9 @@ class Gain:
             return [] if done else self._first_sample(gate)
         if done >= max(1, math.floor(self.share * gate.candidates)):
             return []
-        gain = expected_improvement(gate.cost[rest], gate.cost_stderr[rest], gate.best_cost)
+        gain = expected_improvement(
+            gate.cost[rest], gate.cost_stderr[rest], gate.best_cost, gate.scores
+        )
         most = int(np.argmax(gain))
         if math.isfinite(gate.best_cost) and gain[most] <= self.least * gate.best_cost:
             return []
@@ -349,12 +357,16 @@ class Gain:
         return PolicyState(fraction=min(1.0, fraction), rounds=state.rounds + 1)
 
 
-def expected_improvement(cost: Floats, stderr: Floats, best: float) -> Floats:
-    """Expected amount by which each of n costs falls below the best, each normally distributed.
+def expected_improvement(
+    cost: Floats, stderr: Floats, best: float, scores: Floats | None = None
+) -> Floats:
+    """Expected amount by which each of n costs falls below the best.
 
     Args:
         cost, stderr: shape (n,); an infinite cost cannot improve.
         best: infinite while nothing is known: then the lowest cost gains most.
+        scores: errors in standard errors, shape (k,): each is as probable as the others. With fewer
+            than `_MIN_SCORES`, errors are normally distributed.
     """
     finite = np.isfinite(cost)
     if not finite.any():
@@ -363,6 +375,9 @@ def expected_improvement(cost: Floats, stderr: Floats, best: float) -> Floats:
         best = float(np.max(cost[finite] + stderr[finite]))
     below = np.where(finite, best - cost, 0.0)
     spread = np.maximum(np.where(finite, stderr, 1.0), 1e-12 * abs(best) + 1e-300)
+    if scores is not None and len(scores) >= _MIN_SCORES:
+        gains = np.maximum(below[:, None] - spread[:, None] * scores, 0.0).mean(axis=1)
+        return np.where(finite, gains, 0.0)
     z = below / spread
     density = np.exp(-0.5 * z**2) / math.sqrt(2 * math.pi)
     share = 0.5 * (1 + np.array([math.erf(value / math.sqrt(2)) for value in z]))

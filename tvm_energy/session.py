@@ -110,7 +110,7 @@ class Order:
 
     def plan(self, plan: MeasurementPlan) -> MeasurementPlan:
         """How this candidate is measured where others are measured by `plan`."""
-        return replace(plan, rival_j=self.rival_j) if self.races else plan
+        return plan.race(self.rival_j) if self.races else plan
 
 
 #: Measures candidates, in that order; yields one outcome each: a measurement or the reason why there
@@ -130,6 +130,19 @@ class _Task:
     points: Points = field(default_factory=dict)
     policy_state: PolicyState | None = None
     best_latency_s: float = float("inf")
+
+
+@dataclass(frozen=True, slots=True)
+class _Beliefs:
+    """What the model says of a batch.
+
+    Attributes:
+        energy: joules and their standard error, by key.
+        scores: see `Prediction.energy_scores`.
+    """
+
+    energy: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    scores: Floats = field(default_factory=lambda: np.zeros(0))
 
 
 class Session:
@@ -254,22 +267,27 @@ class Session:
                 fresh[candidate.key] = (index, candidate)
         return list(fresh.values())
 
-    def _predict(self, workload: str, batch: Sequence[Candidate]) -> dict[str, tuple[float, float]]:
-        """Energy and its standard error by key, for candidates that ran; empty without a model."""
+    def _predict(self, workload: str, batch: Sequence[Candidate]) -> _Beliefs:
+        """Energies of candidates that ran; empty without a model."""
         ran = [candidate for candidate in batch if candidate.latency_s is not None]
         if not ran or not self.objective.needs_energy:
-            return {}
+            return _Beliefs()
         latency_s = np.array([candidate.latency_s for candidate in ran], dtype=np.float64)
         features = np.stack([candidate.features for candidate in ran])
         prediction = self.model.predict(features, workload, latency_s=latency_s)
         if prediction is None or prediction.energy_j is None:
-            return {}
+            return _Beliefs()
         errors = prediction.energy_stderr_j
         assert errors is not None
-        return {
-            candidate.key: (float(energy_j), float(stderr_j))
-            for candidate, energy_j, stderr_j in zip(ran, prediction.energy_j, errors, strict=True)
-        }
+        return _Beliefs(
+            {
+                candidate.key: (float(energy_j), float(stderr_j))
+                for candidate, energy_j, stderr_j in zip(
+                    ran, prediction.energy_j, errors, strict=True
+                )
+            },
+            prediction.energy_scores,
+        )
 
     def _gate(self, task: _Task, batch: Sequence[tuple[int, Candidate]]) -> list[int]:
         """Positions in `batch` that pass the latency gate."""
@@ -289,7 +307,7 @@ class Session:
         task: _Task,
         batch: Sequence[tuple[int, Candidate]],
         gated: Sequence[int],
-        believed: Mapping[str, tuple[float, float]],
+        believed: _Beliefs,
         measure: Measure,
     ) -> tuple[list[str], dict[str, EnergyMeasurement], dict[str, str], Feedback]:
         """Let the policy choose among the gated, measure, and tell the policy what came out."""
@@ -325,7 +343,11 @@ class Session:
                     failed[keys[index]] = outcome
             if tried == measured.keys() | failed.keys():
                 break
-        pairs = [(measured[key].energy_j, believed[key][0]) for key in measured if key in believed]
+        pairs = [
+            (measured[key].energy_j, believed.energy[key][0])
+            for key in measured
+            if key in believed.energy
+        ]
         feedback = Feedback(
             gated=len(gated),
             measured=len(measured),
@@ -347,12 +369,12 @@ class Session:
         task: _Task,
         keys: Sequence[str],
         latency_s: Floats,
-        believed: Mapping[str, tuple[float, float]],
+        believed: _Beliefs,
         measured: Mapping[str, EnergyMeasurement],
         failed: Mapping[str, str],
     ) -> Gate:
         """The gated candidates as they stand after what was measured so far."""
-        beliefs = [believed.get(key) for key in keys]
+        beliefs = [believed.energy.get(key) for key in keys]
         done = np.array([key in measured or key in failed for key in keys])
         best_cost = self._least_measured_cost(task, keys, latency_s, measured)
         if any(belief is None for belief in beliefs):
@@ -371,6 +393,7 @@ class Session:
             energy_stderr_j=stderr_j,
             cost=cost,
             cost_stderr=np.nan_to_num(raised, nan=0.0, posinf=0.0),
+            scores=believed.scores,
             best_cost=best_cost,
             done=done,
         )
@@ -412,14 +435,14 @@ class Session:
         workload: str,
         task: _Task,
         batch: Sequence[tuple[int, Candidate]],
-        believed: Mapping[str, tuple[float, float]],
+        believed: _Beliefs,
         measured: Mapping[str, EnergyMeasurement],
         failed: Mapping[str, str],
     ) -> None:
         """Remember the batch and write its records."""
         for _, candidate in batch:
             key = candidate.key
-            energy_j, stderr_j = believed.get(key, (None, None))
+            energy_j, stderr_j = believed.energy.get(key, (None, None))
             self._write(
                 CandidateRecord(
                     workload=workload,

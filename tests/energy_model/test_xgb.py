@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import spearmanr
 
-from tvm_energy.energy_model.base import Sample
+from tvm_energy.energy_model.base import Prediction, Sample
 from tvm_energy.energy_model.xgb import Variant, XgbKernelModel
 
 VARIANTS: list[Variant] = ["factored", "direct"]
@@ -221,3 +221,69 @@ def test_other_features_than_learned_are_refused() -> None:
 def test_unknown_variant_is_refused() -> None:
     with pytest.raises(ValueError, match="'both'"):
         XgbKernelModel("both")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("level", [0.8, 0.9, 0.95])
+def test_intervals_hold_what_they_promise(level: float) -> None:
+    model = XgbKernelModel()
+    known = kernels(200, seed=1, noise=0.1)
+    model.fit(known)
+    for seed in range(2, 6):
+        known = known + kernels(40, seed=seed, noise=0.1)
+        model.fit(known)
+    test = kernels(1000, seed=9, noise=0.1)
+    prediction = model.predict(stacked(test), "task", latencies(test))
+    assert prediction is not None
+    low_j, high_j = prediction.interval(level)
+    inside = np.mean((low_j <= energies(test)) & (energies(test) <= high_j))
+    # 64 errors are remembered: an order statistic of so few is off by about 0.05.
+    assert abs(inside - level) < 0.1
+
+
+def test_interval_ends_are_order_statistics() -> None:
+    prediction = Prediction(
+        latency_s=np.ones(1),
+        energy_j=np.array([2.0]),
+        energy_stderr_j=np.array([0.2]),
+        energy_scores=np.arange(1.0, 20.0),  # 19 of them
+    )
+    low_j, high_j = prediction.interval(0.9)  # (19 + 1) * 0.05 = 1: the least and the largest
+    np.testing.assert_allclose([low_j, high_j], 2 * np.exp([[0.1], [1.9]]))
+    low_j, high_j = prediction.interval(0.95)  # too few: the normal distribution's 1.96
+    np.testing.assert_allclose([low_j, high_j], 2 * np.exp([[-0.196], [0.196]]), rtol=1e-4)
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        prediction.interval(1.0)
+    with pytest.raises(ValueError, match="no energy"):
+        Prediction(latency_s=np.ones(1)).interval(0.9)
+
+
+def test_errors_are_kept_for_each_task() -> None:
+    model = XgbKernelModel()
+    known = kernels(80, seed=1) + kernels(80, seed=2, group="noisy", noise=0.5)
+    model.fit(known)
+    for seed in (3, 4):
+        known = known + kernels(40, seed=seed) + kernels(40, seed=seed, group="noisy", noise=0.5)
+        model.fit(known)
+    test = kernels(5, seed=9)
+    spread = {}
+    for group in ("task", "noisy"):
+        prediction = model.predict(stacked(test), group, latencies(test))
+        assert prediction is not None
+        assert prediction.energy_stderr_j is not None
+        spread[group] = float(np.mean(prediction.energy_stderr_j / prediction.energy_j))
+    assert spread["noisy"] > 2 * spread["task"]
+
+
+def test_many_samples_leave_the_good_kernels_known() -> None:
+    """Only some of 4,000 are learned from; of the good ones that is enough."""
+    test = kernels(200, seed=2)
+    best = np.argsort(energies(test))[:20]
+    errors = []
+    for count in (400, 4000):
+        model = XgbKernelModel()
+        model.fit(kernels(count, seed=1))
+        prediction = model.predict(stacked(test), "task", latencies(test))
+        assert prediction is not None
+        assert prediction.energy_j is not None
+        errors.append(np.mean(np.abs(prediction.energy_j / energies(test) - 1)[best]))
+    assert errors[1] < errors[0]

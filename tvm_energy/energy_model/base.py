@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import NormalDist
 from typing import Protocol
 
 import numpy as np
@@ -40,11 +42,46 @@ class Prediction:
         energy_j: joules a launch, shape (n,); None while too few energies are known.
         energy_stderr_j: standard error of `energy_j`, shape (n,), from errors that the model made on
             kernels it had not seen; None with `energy_j`.
+        energy_scores: those errors, ``log(measured / predicted)`` over their root mean square,
+            ascending, shape (k,); empty while none was seen.
     """
 
     latency_s: Floats
     energy_j: Floats | None = None
     energy_stderr_j: Floats | None = None
+    energy_scores: Floats = field(default_factory=lambda: np.zeros(0))
+
+    def interval(self, level: float) -> tuple[Floats, Floats]:
+        """Joules between which the measured energy will lie with a probability of `level`.
+
+        Split conformal prediction (Vovk, Gammerman and Shafer, *Algorithmic Learning in a Random World*,
+        2005; Lei et al., J. American Statistical Association 113, 2018): the interval ends at order
+        statistics of the errors made on kernels not yet seen, (1 - level) / 2 of them beyond either end.
+        It holds where new errors are like the remembered ones, whatever their distribution. With too few
+        errors for the level, those of a normal distribution stand in.
+
+        Args:
+            level: between 0 and 1, exclusive.
+
+        Returns:
+            Lower and upper ends, shape (n,) each.
+
+        Raises:
+            ValueError: no energy was predicted, or `level` is out of range.
+        """
+        if self.energy_j is None or self.energy_stderr_j is None:
+            raise ValueError("no energy was predicted")
+        if not 0 < level < 1:
+            raise ValueError(f"the level must lie between 0 and 1, got {level}")
+        tail = (1 - level) / 2
+        beyond = math.floor((len(self.energy_scores) + 1) * tail + 1e-9)
+        if beyond:
+            low, high = self.energy_scores[beyond - 1], self.energy_scores[-beyond]
+        else:
+            high = NormalDist().inv_cdf(1 - tail)
+            low = -high
+        spread = self.energy_stderr_j / self.energy_j
+        return self.energy_j * np.exp(low * spread), self.energy_j * np.exp(high * spread)
 
 
 class KernelModel(Protocol):

@@ -17,9 +17,11 @@ Latency, for kernels that have not been built, has a model of its own: label and
 in Ansor. (With ``log(t / t_min)`` as label, slow kernels took up the trees: the rank correlation of
 predicted energy in the search fell from 0.54 to 0.47; ``scripts/bench_energy_model.py``, simulated.)
 
-The standard error of a prediction comes from the errors made on each new batch *before* the model
-learned from it; after the first batch, which no model foresaw, from cross-validation. Errors with
-latency known and unknown are kept apart. xgboost's public interface only.
+Standard errors and intervals of a prediction come from the errors made on each new batch *before* the
+model learned from it; after the first batch, which no model foresaw, from cross-validation. They are kept
+for each task, and apart for latency known and unknown. `Prediction.interval` turns them into conformal
+intervals: no second model is fitted, as quantile regression or an ensemble would need, and the coverage
+does not hang on how well such a model is fitted. xgboost's public interface only.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 import xgboost
 
 from tvm_energy.energy_model.base import Floats, Prediction, Sample
@@ -41,13 +44,24 @@ from tvm_energy.errors import RecordFormatError
 Variant = Literal["factored", "direct"]
 
 _FORMAT = "tvm_energy.energy_model"
-_VERSION = 2
+_VERSION = 3
 
 #: Fewest samples to fit anything to.
 _MIN_SAMPLES = 8
 
-#: Errors of new batches that are remembered; a few rounds' worth.
-_REMEMBERED_ERRORS = 96
+#: Errors of new batches that are remembered for each task; a few rounds' worth.
+_REMEMBERED_ERRORS = 64
+
+#: A task with fewer errors of its own is judged by those of all tasks.
+_OWN_ERRORS = 20
+
+#: No error, a logarithm, is larger: predictions are clipped to e**20 of the task's scale.
+_LARGEST_ERROR = 100.0
+
+#: Samples that each model learns from at most, so that fitting takes no longer however long a search
+#: runs. Drawn by weight, so that it is slow kernels which go: no rank correlation of
+#: `bench_energy_model` fell by it.
+_MOST_SAMPLES = 1536
 
 #: Energies are few, since only kernels near the fastest are measured: leaves are shrunk more.
 _ENERGY_LAMBDA = 5.0
@@ -80,7 +94,7 @@ class XgbKernelModel:
         variant: Variant = "factored",
         *,
         seed: int = 0,
-        rounds: int = 80,
+        rounds: int = 60,
         threads: int = 1,
     ) -> None:
         if variant not in ("factored", "direct"):
@@ -95,7 +109,7 @@ class XgbKernelModel:
             "max_depth": 5,
             # Few bins: features are logarithms of counts, and fitting time is what a round pays.
             "max_bin": 32,
-            "eta": 0.15,
+            "eta": 0.2,
             "min_child_weight": 0.5,
             "subsample": 0.9,
             "colsample_bytree": 0.3,
@@ -109,20 +123,20 @@ class XgbKernelModel:
         self._least_s: dict[str, float] = {}
         self._least_j: dict[str, float] = {}
         self._typical_w: dict[str, float] = {}
-        # Relative errors on kernels not seen, with latency known and unknown.
-        self._errors: deque[float] = deque(maxlen=_REMEMBERED_ERRORS)
-        self._search_errors: deque[float] = deque(maxlen=_REMEMBERED_ERRORS)
+        # log(measured / predicted) of kernels not seen, with latency known and unknown.
+        self._errors = _Errors()
+        self._search_errors = _Errors()
         self._seen: set[tuple[str, float, float]] = set()
 
     @property
     def relative_error(self) -> float:
-        """Root mean square relative error on kernels not seen, their latency known."""
-        return _root_mean_square(self._errors)
+        """Root mean square relative error on kernels not seen, over all tasks, their latency known."""
+        return _root_mean_square(self._errors.all())
 
     @property
     def relative_search_error(self) -> float:
         """The same, their latency unknown."""
-        return _root_mean_square(self._search_errors)
+        return _root_mean_square(self._search_errors.all())
 
     # -- learning ------------------------------------------------------------------------------
 
@@ -166,17 +180,17 @@ class XgbKernelModel:
                 new.setdefault(sample.group, []).append(sample)
         for group, batch in new.items():
             known, unknown = self._errors_on(group, batch)
-            self._errors.extend(known)
-            self._search_errors.extend(unknown)
+            self._errors.add(group, known)
+            self._search_errors.add(group, unknown)
 
     def _errors_on(self, group: str, batch: Sequence[Sample]) -> tuple[list[float], list[float]]:
-        """Relative errors of predicted energies, with latency known and unknown."""
+        """``log(measured / predicted)`` of energies, with latency known and unknown."""
         features = np.stack([sample.features for sample in batch])
         latency_s = np.array([sample.latency_s for sample in batch])
         known, unknown = (
             []
             if prediction is None or prediction.energy_j is None
-            else list(prediction.energy_j / _energies(batch) - 1)
+            else list(np.log(_energies(batch) / prediction.energy_j))
             for prediction in (
                 self.predict(features, group, latency_s=latency_s),
                 self.predict(features, group),
@@ -200,8 +214,8 @@ class XgbKernelModel:
                     held_out.setdefault(sample.group, []).append(sample)
             for group, batch in held_out.items():
                 known, unknown = model._errors_on(group, batch)
-                self._errors.extend(known)
-                self._search_errors.extend(unknown)
+                self._errors.add(group, known)
+                self._search_errors.add(group, unknown)
 
     def _normalise(self, samples: Sequence[Sample]) -> None:
         by_group: dict[str, list[Sample]] = {}
@@ -222,9 +236,10 @@ class XgbKernelModel:
         parameters: dict[str, Any],
         rounds: int,
     ) -> Trees:
-        features = np.stack([sample.features for sample in samples])
         weight = _mean_one([sample.group for sample in samples], weight)
-        return Trees.train(features, label, weight, parameters, rounds)
+        kept = _heaviest(weight, self._seed)
+        features = np.stack([samples[index].features for index in kept])
+        return Trees.train(features, label[kept], weight[kept], parameters, rounds)
 
     # -- predicting ----------------------------------------------------------------------------
 
@@ -234,7 +249,7 @@ class XgbKernelModel:
         """See `KernelModel.predict`."""
         if group not in self._least_s or (latency_s is None and self._latency is None):
             return None
-        error = self.relative_error if latency_s is not None else self.relative_search_error
+        errors = (self._errors if latency_s is not None else self._search_errors).of(group)
         if latency_s is None:
             assert self._latency is not None
             speed = np.maximum(self._latency.predict(features), _LEAST_SPEED)
@@ -250,7 +265,8 @@ class XgbKernelModel:
         return Prediction(
             latency_s=latency_s,
             energy_j=energy_j,
-            energy_stderr_j=error * energy_j,
+            energy_stderr_j=(size := _root_mean_square(errors)) * energy_j,
+            energy_scores=np.sort(errors) / size,
         )
 
     # -- files ---------------------------------------------------------------------------------
@@ -264,8 +280,8 @@ class XgbKernelModel:
             "least_s": self._least_s,
             "least_j": self._least_j,
             "typical_w": self._typical_w,
-            "errors": list(self._errors),
-            "search_errors": list(self._search_errors),
+            "errors": self._errors.to_json(),
+            "search_errors": self._search_errors.to_json(),
             "seen": sorted(self._seen),
             "latency": self._latency and self._latency.to_json(),
             "energy": self._energy and self._energy.to_json(),
@@ -306,8 +322,7 @@ class XgbKernelModel:
         if tables[1].keys() != tables[2].keys() or not tables[1].keys() <= tables[0].keys():
             raise ValueError("the scales are of different tasks")
         errors, search_errors = (
-            deque(map(_finite, values[name]), maxlen=_REMEMBERED_ERRORS)
-            for name in ("errors", "search_errors")
+            _Errors.from_json(values[name]) for name in ("errors", "search_errors")
         )
         seen = {(str(group), _finite(t), _finite(e)) for group, t, e in values["seen"]}
         latency, energy = (
@@ -327,12 +342,60 @@ def _mean_one(groups: Sequence[str], weight: Floats) -> Floats:
     return weight / mean[number]
 
 
+def _heaviest(weight: Floats, seed: int) -> npt.NDArray[np.int_]:
+    """At most `_MOST_SAMPLES` indices, drawn without replacement with probability by weight.
+
+    Efraimidis and Spirakis, Information Processing Letters 97, 2006: the largest ``u ** (1 / weight)``.
+    """
+    if len(weight) <= _MOST_SAMPLES:
+        return np.arange(len(weight))
+    uniform = np.random.default_rng(seed).random(len(weight))
+    keys = np.log(uniform) / np.maximum(weight, 1e-12)
+    return np.sort(np.argpartition(-keys, _MOST_SAMPLES)[:_MOST_SAMPLES])
+
+
 def _energies(samples: Sequence[Sample]) -> Floats:
     return np.array([sample.energy_j for sample in samples], dtype=np.float64)
 
 
-def _root_mean_square(errors: Sequence[float] | deque[float]) -> float:
-    if not errors:
+class _Errors:
+    """The latest errors of each task."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, deque[float]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._of)
+
+    def add(self, group: str, errors: Sequence[float]) -> None:
+        if errors:
+            self._of.setdefault(group, deque(maxlen=_REMEMBERED_ERRORS)).extend(errors)
+
+    def of(self, group: str) -> Floats:
+        """Of one task, or of all while it has few: they differ more between tasks than within one."""
+        own = self._of.get(group, ())
+        if len(own) >= _OWN_ERRORS:
+            return np.array(own)
+        return self.all()
+
+    def all(self) -> Floats:
+        return np.array([error for errors in self._of.values() for error in errors])
+
+    def to_json(self) -> dict[str, list[float]]:
+        return {group: list(errors) for group, errors in self._of.items()}
+
+    @classmethod
+    def from_json(cls, values: Any) -> _Errors:
+        errors = cls()
+        for group, numbers in values.items():
+            errors.add(str(group), [_finite(number) for number in numbers])
+            if any(abs(number) > _LARGEST_ERROR for number in errors._of.get(group, ())):
+                raise ValueError("an error is too large")
+        return errors
+
+
+def _root_mean_square(errors: Floats) -> float:
+    if not len(errors):
         return _PRIOR_RELATIVE_ERROR
     return max(_LEAST_RELATIVE_ERROR, float(np.sqrt(np.mean(np.square(errors)))))
 
