@@ -348,7 +348,7 @@ def _check_model_file(path: Path) -> None:
         raise ConfigurationError(f"{path} is a directory; give the path of an .onnx file")
     if not path.is_file():
         raise ConfigurationError(
-            f"{path} does not exist; give the path of an .onnx file, or a network of the onnx "
+            f"{path} {'is no regular file' if path.exists() else 'does not exist'}; give the path of an .onnx file, or a network of the onnx "
             "package such as onnx:alexnet"
         )
 
