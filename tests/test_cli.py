@@ -299,6 +299,7 @@ SMALL = ["--workload", "matmul:m=64,n=64,k=64"]
         (["model.onnx", *SMALL], "give either a MODEL or --workload"),
         (["no-such-file.onnx"], "no-such-file.onnx does not exist"),
         (["."], "is a directory"),
+        (["/dev/null"], "is no regular file"),
         (["--workload", "matmull"], "matmull"),
         (["--workload", "matmul:q=3"], "q"),
         (["--workload", "matmul:m=0"], "m"),

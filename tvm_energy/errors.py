@@ -4,7 +4,7 @@
 
     TvmEnergyError
     ├── ConfigurationError         an argument, option or file name is wrong       (exit code 2)
-    ├── IncompatibleVersions       a TVM / tvm-ffi pair that would crash the process
+    ├── IncompatibleVersions       a TVM / tvm-ffi pair that would crash the process; xgboost missing or too old
     ├── MeterUnavailable           no meter for the wanted device, or no permission
     ├── ClockUnavailable           the clock cannot be locked or released: no permission, no support
     ├── MeasurementError           one measurement failed; the search goes on
@@ -29,7 +29,7 @@ class ConfigurationError(TvmEnergyError, ValueError):
 
 
 class IncompatibleVersions(TvmEnergyError, ImportError):
-    """The installed versions of TVM and tvm-ffi would crash the process."""
+    """The installed TVM, tvm-ffi or xgboost cannot be used: missing, too old, or it would crash the process."""
 
 
 class MeterUnavailable(TvmEnergyError):

@@ -13,7 +13,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import xgboost
+from tvm_energy.energy_model.compat import xgboost
 
 #: xgboost's mark for the parent of a root.
 _NO_PARENT = 2**31 - 1

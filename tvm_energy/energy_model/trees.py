@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import xgboost
 
 from tvm_energy.energy_model.base import Floats
 from tvm_energy.energy_model.booster_json import booster_from_json, booster_to_json
+from tvm_energy.energy_model.compat import xgboost
 
 #: No kernel has more features.
 _MOST_FEATURES = 2**16

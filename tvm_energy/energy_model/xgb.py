@@ -35,9 +35,9 @@ from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-import xgboost
 
 from tvm_energy.energy_model.base import Floats, Prediction, Sample
+from tvm_energy.energy_model.compat import xgboost
 from tvm_energy.energy_model.trees import Trees
 from tvm_energy.errors import RecordFormatError
 

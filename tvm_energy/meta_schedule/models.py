@@ -77,7 +77,8 @@ def check_model(model: str) -> None:
     if path.is_dir():
         raise ConfigurationError(f"{model} is a directory; {_FORMS}")
     if not path.is_file():
-        raise ConfigurationError(f"{model} does not exist; {_FORMS}")
+        problem = "is no regular file" if path.exists() else "does not exist"
+        raise ConfigurationError(f"{model} {problem}; {_FORMS}")
     if path.suffix in (".pt", ".pth"):
         raise ConfigurationError(
             f"{model} is a pickle, which may execute anything; export the network to a .pt2 file "
