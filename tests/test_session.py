@@ -358,6 +358,23 @@ def test_a_rival_costs_as_much_as_the_best(spec: str) -> None:
     )
 
 
+def test_the_policy_learns_of_the_models_errors() -> None:
+    session, device = make_session(), Kernels()
+    seen: list[Gate] = []
+
+    class Listening(Fixed):
+        def choose(self, state: PolicyState, gate: Gate, rng: np.random.Generator) -> list[int]:
+            seen.append(gate)
+            return super().choose(state, gate, rng)
+
+    session.policy = Listening(1.0)
+    play(session, device, 3, size=32)
+    assert not len(seen[0].scores)
+    assert len(seen[-1].scores) >= 32
+    # Errors over their root mean square.
+    assert float(np.mean(seen[-1].scores ** 2)) == pytest.approx(1.0)
+
+
 def test_a_policy_that_repeats_itself_measures_nothing_twice() -> None:
     session, device = make_session(), Kernels()
 

@@ -59,8 +59,8 @@ _OWN_ERRORS = 20
 _LARGEST_ERROR = 100.0
 
 #: Samples that each model learns from at most, so that fitting takes no longer however long a search
-#: runs. Drawn by weight, so that it is slow kernels which go: no rank correlation of
-#: `bench_energy_model` fell by it.
+#: runs. Drawn by weight, so that it is slow kernels which go: rank correlations of
+#: `bench_energy_model` fell by less than 0.01.
 _MOST_SAMPLES = 1536
 
 #: Energies are few, since only kernels near the fastest are measured: leaves are shrunk more.
