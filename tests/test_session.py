@@ -8,7 +8,7 @@ import pytest
 from scipy.stats import spearmanr
 
 from tvm_energy.energy_model.xgb import XgbKernelModel
-from tvm_energy.measurement import EnergyMeasurement
+from tvm_energy.measurement import EnergyMeasurement, MeasurementPlan
 from tvm_energy.objective import parse_objective
 from tvm_energy.policy import Fixed, Gate, PolicyState, parse_policy
 from tvm_energy.records import (
@@ -399,3 +399,10 @@ def test_few_kernels_do_not_lead_the_search() -> None:
         play(session, device, 1, size=8)
         led.append(spearmanr(session.scores(TASK, rows), -cost).statistic)
     assert np.median(led) > 0.3
+
+
+def test_an_order_that_races_is_measured_as_a_race() -> None:
+    plan = MeasurementPlan()
+    assert Order(index=0, rival_j=0.2).plan(plan) == plan
+    assert Order(index=0, races=True, rival_j=0.2).plan(plan) == plan.race(0.2)
+    assert Order(index=0, races=True).plan(plan) == plan.race(None) != plan
