@@ -287,8 +287,8 @@ class Gain:
 
         EI = mean over i of max(0, c - m - s z_i)
 
-    and, while k < 20, that of a normal distribution. The candidate of largest EI is measured, c is brought up to date, and so on, until EI / c falls
-    below `least` or `share` of the batch is measured. Expected improvement, not best-arm identification:
+    and, while k < 20, that of a normal distribution. The candidate of largest EI is measured, c is brought up
+    to date, and so on, until EI / c falls below `least` or `share` of the batch is measured. Expected improvement, not best-arm identification:
     candidates differ in what is known of them beforehand, and a measurement of one settles it; the
     knowledge gradient would add what a measurement teaches about the others, which the refit at the
     end of the round makes hard to say.
