@@ -6,8 +6,13 @@ segmentation fault, which nothing could catch afterwards.
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import importlib.metadata
+import importlib.util
 import inspect
+import sys
+from collections.abc import Iterator
 from typing import Any
 
 from tvm_energy.errors import IncompatibleVersions
@@ -15,6 +20,7 @@ from tvm_energy.errors import IncompatibleVersions
 #: apache-tvm -> versions of apache-tvm-ffi that work with it, as (lowest, first that does not).
 #: 0.1.15 with TVM 0.26 and 0.27 crashes in ``ToJSONGraph`` (every JSON database); observed by us.
 _FFI_RANGES = {(0, 26): ((0, 1, 14), (0, 1, 15)), (0, 27): ((0, 1, 14), (0, 1, 15))}
+_INTRINSICS = "tvm.s_tir.tensor_intrin"
 _REMEDY = 'pip install "apache-tvm>=0.26,<0.28" "apache-tvm-ffi>=0.1.14,<0.1.15"'
 
 
@@ -67,10 +73,50 @@ def _numbers(version: str) -> tuple[int, ...]:
 def import_tensor_intrinsics() -> None:
     """Import ``tvm.s_tir.tensor_intrin``, in a few seconds instead of half a minute.
 
-    Each of its 248 ``@T.prim_func`` decorators calls ``inspect.stack()``, which reads the source of
-    every frame and searches every loaded module for it. The decorators only use each frame's
-    namespaces, so for the time of this import the frames are handed out without source lines.
     `TuneContext` imports the same module; afterwards that costs nothing.
+    """
+    with _frames_without_source():
+        importlib.import_module(_INTRINSICS)
+
+
+@contextlib.contextmanager
+def tensor_intrinsics(target: Any) -> Iterator[None]:
+    """For the time of the block, the intrinsics that schedules for this target can use are there.
+
+    For x86 these are a tenth of all. The others are left to whoever imports
+    ``tvm.s_tir.tensor_intrin`` after the block; inside it they can be imported by their module's
+    name (``tvm.s_tir.tensor_intrin.cuda``). For other targets all are imported.
+    """
+    if _INTRINSICS in sys.modules or not _is_x86(target):
+        import_tensor_intrinsics()
+        yield
+        return
+    package = importlib.util.find_spec(_INTRINSICS)
+    assert package is not None
+    # Stands for the package, whose own code would import the modules of every target.
+    sys.modules[_INTRINSICS] = importlib.util.module_from_spec(package)
+    try:
+        with _frames_without_source():
+            importlib.import_module(f"{_INTRINSICS}.x86")
+        yield
+    finally:
+        del sys.modules[_INTRINSICS]
+
+
+def _is_x86(target: Any) -> bool:
+    triple = str(target.attrs.get("mtriple", ""))
+    return target.kind.name == "llvm" and triple.startswith(
+        ("x86_64", "i386", "i486", "i586", "i686")
+    )
+
+
+@contextlib.contextmanager
+def _frames_without_source() -> Iterator[None]:
+    """Let ``inspect.stack()`` hand out frames without their source lines.
+
+    Each of the 248 ``@T.prim_func`` decorators in ``tvm.s_tir.tensor_intrin`` calls it, which reads
+    the source of every frame and searches every loaded module for it. The decorators only use each
+    frame's namespaces.
     """
     original = inspect.stack
 
@@ -88,7 +134,7 @@ def import_tensor_intrinsics() -> None:
 
     inspect.stack = stack_without_source
     try:
-        import tvm.s_tir.tensor_intrin  # noqa: F401
+        yield
     finally:
         inspect.stack = original
 

@@ -9,11 +9,12 @@ import contextlib
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 # compat comes first: it refuses a TVM / tvm-ffi pair that would crash.
-from tvm_energy.meta_schedule.compat import import_tensor_intrinsics, versions
+from tvm_energy.meta_schedule.compat import import_tensor_intrinsics, tensor_intrinsics, versions
 
 # isort: split
 from tvm.s_tir import meta_schedule as ms
@@ -29,6 +30,7 @@ from tvm_energy.meta_schedule.cost_model import EnergyCostModel, FeatureReader
 from tvm_energy.meta_schedule.database import ObjectiveDatabase
 from tvm_energy.meta_schedule.device import TuningDevice, open_device
 from tvm_energy.meta_schedule.logs import close_loggers, open_loggers
+from tvm_energy.meta_schedule.mutation import led_space
 from tvm_energy.meta_schedule.runner import argument_infos
 from tvm_energy.meta_schedule.task_scheduler import EnergyTaskScheduler
 from tvm_energy.meta_schedule.traces import workload_hash
@@ -267,7 +269,6 @@ class _Engine(TuningRun):
         self, tasks: Sequence[TuningTask], trials: int, per_round: int, stock: Mapping[str, Any]
     ) -> None:
         """Search; a task that makes TVM fail is set aside, and the others go on."""
-        import_tensor_intrinsics()
         names = {workload_hash(normalized(task.mod)): task.name for task in tasks}
         done = len(self.tried)
         left = {workload_hash(normalized(task.mod)): task for task in tasks}
@@ -284,8 +285,8 @@ class _Engine(TuningRun):
         for workload, task in left.items():
             self.session.add_task(workload, task.name, float(task.weight))
         self._say_resumed(trials)
-        self._relearn(left)
-        with self.stop.listening(self.progress):
+        with tensor_intrinsics(self.device.target), self.stop.listening(self.progress):
+            self._relearn(left)
             while left and done < trials and not self.stop.requested:
                 failed = self._search(left, trials - done, per_round, stock)
                 if failed is None:
@@ -340,10 +341,15 @@ class _Engine(TuningRun):
             list(tasks.items()), loggers, seeds, strict=True
         ):
             try:
+                mod = normalized(task.mod)
+                space = special.get(task.name, stock.get("space", "post-order-apply"))
+                if space == "post-order-apply":
+                    led = partial(self.session.leads, workload)
+                    space = led_space(mod, self.device.target, led)
                 context = ms.TuneContext(
-                    mod=normalized(task.mod),
+                    mod=mod,
                     target=self.device.target,
-                    space_generator=special.get(task.name, stock.get("space", "post-order-apply")),
+                    space_generator=space,
                     search_strategy=stock.get("strategy", "evolutionary"),
                     task_name=task.name,
                     rand_state=seed,
