@@ -8,8 +8,8 @@ h200_gemm, h200_decode_attention, h200_encoder_attention
     calibration; what is reported is the other half. *Good* rows are those whose measured kernel reaches half of the best
     rate of operations in the set (or of half the data sheet's, if that is more) or half of the memory's peak; the goals are about
     them. `power_neighbour` is how much the measured power of a row differs
-    from that of the row with the closest rates of operations and bytes (median): no model of these rates gets
-    far below it.
+    from that of the row with the closest rates of operations and bytes (median): about 0.7 of it, as both
+    rows scatter, is left to a perfect model of these rates.
 a100_fma        power of a multiply-add loop at the 71 clocks that the simulation was not fitted to
 a100_training   pipeline stages of two networks, A100 SXM: time and energy relative to the highest clock, against a large
                 product on sim:a100 with the limit of that part, 400 W
