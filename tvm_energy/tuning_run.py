@@ -224,9 +224,8 @@ def _start(
     """Let a model begin with what an earlier run learned; returns what the header says of it.
 
     Raises:
-        ConfigurationError: there is no such model, it is the run's own, or it is of another device, tuner
-            or locked clock.
-        RecordFormatError: the file is no energy model.
+        ConfigurationError: there is no such model, the file is none, it is the run's own, or it is of another
+            device, tuner or locked clock.
     """
     path = given / MODEL_FILE if given.is_dir() else given
     if not path.is_file():

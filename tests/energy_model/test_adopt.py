@@ -58,7 +58,8 @@ def test_a_task_of_the_earlier_run_is_predicted_at_once(variant: Variant, tmp_pa
     assert known is not None
     assert known.energy_j is not None
     assert spearmanr(foreseen.energy_j, energy_j).statistic > 0.8
-    assert np.median(np.abs(known.energy_j / energy_j - 1)) < 0.3  # the scale of "a" would be 30 times off
+    # The scale of "a" would be 30 times off.
+    assert np.median(np.abs(known.energy_j / energy_j - 1)) < 0.3
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

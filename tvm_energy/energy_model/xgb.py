@@ -26,8 +26,7 @@ does not hang on how well such a model is fitted. xgboost's public interface onl
 All tasks share the trees, since labels are relative to the task's own scale. So a task profits from what
 was learned of others, in this run or, by `adopt`, in an earlier one of the same device: a model file keeps
 the samples that say most. A task of which no kernel is known is not predicted: how kernels of other tasks
-are ordered says nothing of it (rank correlation 0.03; ``scripts/bench_energy_model.py --ablation``, simulated,
-with the geometric mean of the other tasks' scales in place of its own).
+are ordered says nothing of it (rank correlation 0.03, simulated; ``docs/results.md``).
 """
 
 from __future__ import annotations
