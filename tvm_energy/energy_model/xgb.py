@@ -76,7 +76,7 @@ _MOST_SAMPLES = 1536
 #: run's own.
 _MOST_KEPT = _MOST_SAMPLES // 2
 
-#: The largest file that is read: one of ours takes about 2 MB.
+#: The largest file that is read: one of ours takes about 2.5 MB.
 _LARGEST_FILE_BYTES = 64 << 20
 
 #: Energies are few, since only kernels near the fastest are measured: leaves are shrunk more.
