@@ -7,11 +7,18 @@ depends on their timing, and no two runs are alike. Every number is simulated. T
 one JSON object: for each device ``geomean_energy_ratio``, ``geomean_latency_ratio`` (ours / stock),
 ``measured_share`` (energy measurements / candidates), ``own_share`` (time of our parts, the simulator
 included / time of TVM's search), ``workloads``.
+
+With ``--ablation`` instead: a network of the workloads, each with a weight, tuned with latency instead of energy in
+one or all of the places where energy enters the search: the cost model's score, the choice of parents, the task
+scheduler (for which MetaSchedule's own stands). Measuring, ranking and finalists stay as they are. For each
+device and each of these runs, over seeds: ``energy_ratio`` and ``latency_ratio`` (geometric means) of the network to
+that with energy in all three places, and ``energy_ratios`` of the single seeds.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import math
@@ -19,6 +26,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +46,10 @@ WORKLOADS = {
 }
 QUICK = ("bert-qkv", "bert-mv", "resnet-1x1")
 
+#: How often the network of the ablation calls its kernels: about a BERT-base layer's share and a ResNet stage's.
+NETWORK = {"bert-qkv": 48, "bert-mv": 12, "resnet-1x1": 3, "resnet-14": 6}
+PLACES = ("score", "parents", "scheduler")
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
@@ -50,6 +62,10 @@ def main() -> None:
     parser.add_argument("--population", type=int, default=None)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--policy", default="snr")
+    parser.add_argument("--ablation", action="store_true", help="where energy enters the search")
+    parser.add_argument(
+        "--seeds", type=int, default=None, help="of the ablation; 3, 1 with --quick"
+    )
     options = parser.parse_args()
     trials = options.trials or (32 if options.quick else 128)
     population = options.population or (32 if options.quick else 64)
@@ -65,6 +81,13 @@ def main() -> None:
         "population": population,
     }
     for device in options.devices.split(","):
+        if options.ablation:
+            settings = Settings(
+                trials, options.trials_per_round, population, options.seed, options.policy
+            )
+            seeds = options.seeds or (1 if options.quick else 3)
+            result[device] = ablation(device, settings, seeds, options.json)
+            continue
         rows = []
         for name in names:
             settings = Settings(
@@ -100,6 +123,110 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
             row["name"]: {key: value for key, value in row.items() if key != "name"} for row in rows
         },
     }
+
+
+# -- ablation ----------------------------------------------------------------------------------
+
+
+def ablation(device: str, settings: Settings, seeds: int, quiet: bool) -> dict[str, Any]:
+    """The network with latency in one or all places, against energy in all three; simulated."""
+    variants = {
+        "all": (),
+        **{f"without {place}": (place,) for place in PLACES},
+        "none": PLACES,
+    }
+    found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in variants}
+    for seed in range(settings.seed, settings.seed + seeds):
+        for name, by_latency in variants.items():
+            started = time.perf_counter()
+            outcome = tune_network(device, dataclasses.replace(settings, seed=seed), by_latency)
+            found[name].append(outcome)
+            if not quiet:
+                print(
+                    f"{device} seed {seed} {name}: energy {outcome[0]:.6g} J, latency {outcome[1]:.6g} s, "
+                    f"measured {outcome[2]:.2f} ({time.perf_counter() - started:.0f} s) [simulated]",
+                    file=sys.stderr,
+                    flush=True,
+                )
+    full = found["all"]
+    return {
+        name: {
+            "energy_ratio": round(geomean([a[0] / b[0] for a, b in pairs]), 4),
+            "latency_ratio": round(geomean([a[1] / b[1] for a, b in pairs]), 4),
+            "measured_share": round(statistics.mean(a[2] for a, _ in pairs), 4),
+            "energy_ratios": [round(a[0] / b[0], 4) for a, b in pairs],
+        }
+        for name, outcomes in found.items()
+        for pairs in [list(zip(outcomes, full, strict=True))]
+    }
+
+
+def tune_network(
+    spec: str, settings: Settings, by_latency: Sequence[str]
+) -> tuple[float, float, float]:
+    """Weighted true joules and seconds of the network's chosen kernels, and the share measured."""
+    from tvm.s_tir import meta_schedule as ms
+
+    from tvm_energy.meta_schedule import database as databases
+    from tvm_energy.meta_schedule.device import open_device
+    from tvm_energy.meta_schedule.tuning import TuningTask, run
+    from tvm_energy.meta_schedule.workloads import parse_workload
+    from tvm_energy.records import FILE_NAME, CandidateRecord, read_records
+    from tvm_energy.session import Session
+
+    functions = {name: parse_workload(WORKLOADS[name]).primfunc() for name in NETWORK}
+    stock: dict[str, Any] = {"num_tuning_cores": 1}
+    if "scheduler" in by_latency:
+        stock["task_scheduler"] = ms.task_scheduler.GradientBased(seed=settings.seed)
+    with contextlib.ExitStack() as stack:
+        if "score" in by_latency:
+            stack.enter_context(latency_in(Session, "scores", lambda session: session))
+        if "parents" in by_latency:
+            stack.enter_context(latency_in(databases._Core, "top_k", lambda core: core.session))
+        device = stack.enter_context(contextlib.closing(open_device(spec)))
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        database = run(
+            [TuningTask(name=n, mod=f, weight=NETWORK[n]) for n, f in functions.items()],
+            device=device,
+            work_dir=Path(folder),
+            trials=settings.trials * len(NETWORK),
+            trials_per_round=settings.per_round,
+            seed=settings.seed,
+            population=settings.population,
+            policy=settings.policy,
+            stock=stock,
+        )
+        truths = {name: evaluate(device, database, f) for name, f in functions.items()}
+        tried = [
+            r for r in read_records(Path(folder) / FILE_NAME) if isinstance(r, CandidateRecord)
+        ]
+    return (
+        sum(NETWORK[name] * energy_j for name, (energy_j, _) in truths.items()),
+        sum(NETWORK[name] * latency_s for name, (_, latency_s) in truths.items()),
+        sum(record.measured is not None for record in tried) / len(tried),
+    )
+
+
+@contextlib.contextmanager
+def latency_in(owner: type, name: str, session_of: Callable[[Any], Any]) -> Iterator[None]:
+    """While it is entered, one method ranks by latency, whatever the session's objective."""
+    from tvm_energy.objective import Latency
+
+    original = getattr(owner, name)
+
+    def by_latency(self: Any, *arguments: Any) -> Any:
+        session = session_of(self)
+        objective, session.objective = session.objective, Latency()
+        try:
+            return original(self, *arguments)
+        finally:
+            session.objective = objective
+
+    setattr(owner, name, by_latency)
+    try:
+        yield
+    finally:
+        setattr(owner, name, original)
 
 
 def geomean(values: list[float]) -> float:

@@ -15,7 +15,10 @@ for each device and variant (``factored``, ``direct``), means over tasks and rou
 ``coverage_80``, ``_90``, ``_95``  share of gated kernels inside the interval of that level
 ``width_80``, ``_90``, ``_95``   mean width of the interval over the prediction
 
-and ``fit_5000_s``, ``predict_512_s`` (features given), ``pool_512_s`` (features from TVM's rows): seconds
+With ``--ablation`` more variants (``scripts/model_variants.py``), and each task on its own, ``alone`` against
+``warm``: begun with what was learned of the other tasks.
+
+Also ``fit_5000_s``, ``predict_512_s`` (features given), ``pool_512_s`` (features from TVM's rows): seconds
 on this machine, with `--threads` threads.
 """
 
@@ -33,6 +36,7 @@ from typing import Any
 
 import numpy as np
 from candidate_pools import Kernels, generate, load, save
+from model_variants import MODELS, reread
 
 from tvm_energy.energy_model.base import Prediction, Sample
 from tvm_energy.energy_model.xgb import Variant, XgbKernelModel
@@ -63,6 +67,9 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="three tasks")
     parser.add_argument("--json", action="store_true", help="print only the JSON object")
     parser.add_argument("--devices", default="a100,rtx4090")
+    parser.add_argument(
+        "--ablation", action="store_true", help="more variants, and warm starts; no timing"
+    )
     parser.add_argument("--rounds", type=int, default=None)
     parser.add_argument("--batch", type=int, default=None, help="candidates in each round")
     parser.add_argument("--seed", type=int, default=1)
@@ -92,11 +99,21 @@ def main() -> None:
     }
     for device in devices:
         result[device] = {}
-        for variant in VARIANTS:
-            model = XgbKernelModel(variant, seed=options.seed, threads=options.threads)
+        models: dict[str, XgbKernelModel] = {
+            variant: XgbKernelModel(variant, seed=options.seed, threads=options.threads)
+            for variant in VARIANTS
+        }
+        if options.ablation:
+            models = {variant: make(options.seed) for variant, make in MODELS.items()}
+        for variant, model in models.items():
             result[device][variant] = judge(model, tasks, device, options.seed)
             say(options, f"{device} {variant}: {result[device][variant]} [simulated]")
-    result |= speed(tasks, devices[0], options.threads)
+        if options.ablation:
+            result[device] |= warm_starts(tasks, device, options.seed)
+            for name in ("alone", "warm"):
+                say(options, f"{device} {name}: {result[device][name]} [simulated]")
+    if not options.ablation:
+        result |= speed(tasks, devices[0], options.threads)
     print(json.dumps(result))
 
 
@@ -164,6 +181,34 @@ def judge(
         known += [sample for batch in batches for sample in batch.samples]
         model.fit(known)
     return {key: round(statistics.mean(values), 4) for key, values in sorted(scores.items())}
+
+
+def warm_starts(tasks: dict[str, Kernels], device: str, seed: int) -> dict[str, Any]:
+    """Each task on its own, without and with what was learned of the others; means over tasks."""
+    found: dict[str, list[dict[str, float]]] = {"alone": [], "warm": []}
+    for name, task in tasks.items():
+        others = XgbKernelModel(seed=seed)
+        others.fit(
+            [
+                sample
+                for other, kernels in tasks.items()
+                if other != name
+                for batch in rounds_of(other, kernels, device, seed)
+                for sample in batch.samples
+            ]
+        )
+        for start, games in found.items():
+            model = XgbKernelModel(seed=seed)
+            if start == "warm":
+                model.adopt(reread(others))
+            games.append(judge(model, {name: task}, device, seed))
+    return {
+        start: {
+            key: round(statistics.mean(game[key] for game in games if key in game), 4)
+            for key in sorted({key for game in games for key in game})
+        }
+        for start, games in found.items()
+    }
 
 
 def quality(batch: Round, known: Prediction, unknown: Prediction) -> dict[str, float]:

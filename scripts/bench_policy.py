@@ -14,7 +14,8 @@ Regret is the true energy of the winner over that of the best kernel within the 
 The last line of stdout is one JSON object: for each device and policy ``measured_share`` (of all
 candidates), ``measured_share_of_gated``, ``measuring_s`` (device seconds a pool, finalists not
 included), ``finals_s`` (device seconds of the finalists, about the same for all), ``median_regret``,
-``p90_regret``.
+``p90_regret``. With ``--ablation``, for each simulated device, model and policy: the models of
+``scripts/model_variants.py``, and ``warm``, begun with what was learned of the device's other tasks.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ from typing import Any
 
 import numpy as np
 from candidate_pools import load
+from model_variants import MODELS, reread
 
+from tvm_energy.energy_model.base import Sample
 from tvm_energy.energy_model.xgb import XgbKernelModel
 from tvm_energy.features import pool
 from tvm_energy.measurement import FINALIST_PLAN, EnergyMeasurement, MeasurementPlan
@@ -46,6 +49,9 @@ SLACK = 0.05
 FINALISTS = 4
 LATENCY_NOISE = 0.003
 WINDOW_NOISE = 0.01  # of a window of 1 s
+WARM_GATE = (
+    1.25  # kernels measured in the runs that a warm start begins with: this near the fastest
+)
 
 
 @dataclass(frozen=True)
@@ -88,6 +94,9 @@ def main() -> None:
     )
     parser.add_argument("--seeds", type=int, default=None)
     parser.add_argument("--plot", type=Path, help="file for regret over measuring time")
+    parser.add_argument(
+        "--ablation", action="store_true", help="variants of the energy model instead"
+    )
     options = parser.parse_args()
     policies = options.policies.split() if options.policies else POLICIES
     seeds = range(options.seeds or (1 if options.quick else 3))
@@ -95,6 +104,10 @@ def main() -> None:
     curves: dict[str, dict[str, list[list[tuple[float, float]]]]] = {}
     for device, pools in all_pools(3 if options.quick else None):
         if options.devices and device not in options.devices.split(","):
+            continue
+        if options.ablation:
+            if device.startswith("sim:"):
+                result[device] = ablation(device, pools, options.policies, seeds, options.json)
             continue
         result[device] = {"tasks": len(pools), "simulated": device.startswith("sim:")}
         for spec in policies:
@@ -107,6 +120,60 @@ def main() -> None:
     if options.plot:
         draw(curves, options.plot)
     print(json.dumps(result))
+
+
+def ablation(
+    device: str, pools: Sequence[Pool], policies: str | None, seeds: range, quiet: bool
+) -> dict[str, Any]:
+    """Figures of each model under each policy; simulated."""
+    found: dict[str, Any] = {"tasks": len(pools), "simulated": True}
+    earlier = {
+        (each.name, seed): learned_of([other for other in pools if other is not each], seed)
+        for each in pools
+        for seed in seeds
+    }
+
+    def model_of(name: str, each: Pool, seed: int) -> XgbKernelModel:
+        if name != "warm":
+            return MODELS[name](seed)
+        model = XgbKernelModel(seed=seed)
+        model.adopt(earlier[each.name, seed])
+        return model
+
+    for name in (*MODELS, "warm"):
+        found[name] = {}
+        for spec in policies.split() if policies else ("snr", "gain"):
+            games = [
+                play(each, spec, seed, model_of(name, each, seed))
+                for each in pools
+                for seed in seeds
+            ]
+            found[name][spec] = summary(games)
+            if not quiet:
+                print(f"{device} {name} {spec}: {found[name][spec]} [simulated]", file=sys.stderr)
+    return found
+
+
+def learned_of(pools: Sequence[Pool], seed: int) -> XgbKernelModel:
+    """A model of finished runs of these pools, in each of which the fast kernels were measured."""
+    samples = []
+    for each in pools:
+        device = Device(each, seed)
+        limit_s = WARM_GATE * each.latency_s.min()
+        samples += [
+            Sample(
+                group=each.name,
+                features=each.features[index],
+                latency_s=device.latency_s(index),
+                energy_j=device.measure(index, MeasurementPlan()).energy_j
+                if each.latency_s[index] <= limit_s
+                else None,
+            )
+            for index in range(len(each.latency_s))
+        ]
+    model = XgbKernelModel(seed=seed)
+    model.fit(samples)
+    return reread(model)
 
 
 def summary(games: Sequence[Played]) -> dict[str, float]:
@@ -242,12 +309,12 @@ class Device:
         )
 
 
-def play(pool_: Pool, spec: str, seed: int) -> Played:
+def play(pool_: Pool, spec: str, seed: int, model: XgbKernelModel | None = None) -> Played:
     """Tune one pool with one policy."""
     session = Session(
         objective=SlowdownBound(SLACK),
         policy=parse_policy(spec),
-        model=XgbKernelModel(seed=seed),
+        model=model or XgbKernelModel(seed=seed),
         rng=np.random.default_rng(seed),
     )
     device = Device(pool_, seed)

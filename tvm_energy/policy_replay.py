@@ -236,6 +236,10 @@ class _Recorded:
     def __init__(self) -> None:
         self.rows: list[CandidateRecord] = []
 
+    def earlier(self, group: str) -> int:
+        """See `KernelModel.earlier`."""
+        return 0
+
     def fit(self, samples: Sequence[Sample]) -> None:
         """See `KernelModel.fit`; what was believed is on record."""
 

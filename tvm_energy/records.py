@@ -67,6 +67,9 @@ class Header:
         clocks: ``core_mhz``, ``memory_mhz`` where the whole run was locked to them; ``finalists`` (how many
             clocks the finalists are measured at) and ``per_kernel`` where kernels and clocks are chosen
             together; None when everything was left to the driver.
+        model: ``prior`` of the energy model, and ``start``: ``file``, ``sha256``, ``samples`` and ``energies``
+            (whether they were used) of the earlier model that the run began with, null without one; None
+            where that was not recorded.
     """
 
     kind: ClassVar[str] = "header"
@@ -79,6 +82,7 @@ class Header:
     seed: int
     created: float
     clocks: dict[str, Any] | None = None
+    model: dict[str, Any] | None = None
     schema: int = SCHEMA_VERSION
 
 

@@ -130,6 +130,9 @@ class _Task:
     points: Points = field(default_factory=dict)
     policy_state: PolicyState | None = None
     best_latency_s: float = float("inf")
+    # The best of what was foreseen first, while nothing has run: seconds, and cost in the search.
+    foreseen_s: float | None = None
+    foreseen_cost: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -548,7 +551,9 @@ class Session:
     def leads(self, workload: str) -> bool:
         """Whether enough is known for predictions to lead the search; until then scores are random."""
         known = sum(len(each.kernels) for each in self._tasks.values())
-        return known >= WARM_UP and bool(self._task(workload).kernels)
+        if known >= WARM_UP and self._task(workload).kernels:
+            return True
+        return self.model.earlier(workload) >= WARM_UP
 
     def random_scores(self, count: int) -> Floats:
         """Scores for a search that is not led, shape (count,)."""
@@ -562,7 +567,8 @@ class Session:
             features: shape (n, n_features).
 
         Returns:
-            Shape (n,): 1 for a kernel predicted as good as the best known; random unless `leads`.
+            Shape (n,): 1 for a kernel predicted as good as the best known, or, while none is, as the
+            best of the first call; random unless `leads`.
         """
         task = self._task(workload)
         led = self.leads(workload) and len(features) > 0
@@ -570,14 +576,21 @@ class Session:
         if prediction is None:
             return self.random_scores(len(features))
         latency_s = prediction.latency_s
-        energy_j = prediction.energy_j
-        if energy_j is None:
-            # Latency is known well before energy: until then time stands for energy.
-            energy_j = latency_s
+        # Latency is known well before energy: until then time stands for energy.
+        energy_j = latency_s if prediction.energy_j is None else prediction.energy_j
+        if not task.kernels and task.foreseen_s is None:
+            task.foreseen_s = float(latency_s.min())
+        best_s = task.best_latency_s if task.kernels else task.foreseen_s
+        assert best_s is not None
+        predicted = self.objective.search_cost(latency_s, energy_j, best_s)
+        if not task.kernels:
+            # One reference for the whole search, which compares scores of different calls.
+            task.foreseen_cost = task.foreseen_cost or float(predicted.min())
+            best = task.foreseen_cost
+        elif prediction.energy_j is None:
             best = task.best_latency_s
         else:
             best = self._best_search_cost(task)
-        predicted = self.objective.search_cost(latency_s, energy_j, task.best_latency_s)
         return np.clip(best / np.maximum(predicted, 1e-30), 1e-6, 1e3)
 
     def _best_search_cost(self, task: _Task) -> float:

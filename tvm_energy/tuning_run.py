@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
 import signal
 import threading
 import types
@@ -19,9 +20,15 @@ import numpy as np
 
 from tvm_energy import records as rec
 from tvm_energy.clock_choice import mode_of
-from tvm_energy.energy_model.xgb import XgbKernelModel
-from tvm_energy.errors import ConfigurationError, MeterUnavailable, TvmEnergyError
-from tvm_energy.logs.load import comparable
+from tvm_energy.energy_model.xgb import Prior, XgbKernelModel, check_prior
+from tvm_energy.errors import (
+    ConfigurationError,
+    MeterUnavailable,
+    RecordFormatError,
+    TvmEnergyError,
+)
+from tvm_energy.features import VECTOR_LENGTH
+from tvm_energy.logs.load import comparable, differences, locked
 from tvm_energy.measurement import FINALIST_PLAN, MeasurementPlan
 from tvm_energy.objective import Objective, parse_objective
 from tvm_energy.policy import parse_policy
@@ -32,7 +39,7 @@ from tvm_energy.work_dir import load
 DEFAULT_POLICY = "snr"
 DEFAULT_FINALISTS = 4
 
-#: The energy model as it was at the end of the run, for a look at it and for later use.
+#: The energy model as it was at the end of the run; `open_run` takes it, by ``model``, for a later one.
 MODEL_FILE = "energy_model.json"
 
 
@@ -90,6 +97,7 @@ class TuningRun:
 
     Attributes:
         session: the state machine.
+        model: the session's.
         log: where its records go; to be closed at the end.
         plan: how one kernel is measured.
         objective: ranks kernels.
@@ -100,6 +108,7 @@ class TuningRun:
     """
 
     session: Session
+    model: XgbKernelModel
     log: rec.RecordLog
     plan: MeasurementPlan
     objective: Objective
@@ -107,6 +116,11 @@ class TuningRun:
     tried: list[rec.CandidateRecord]
     finals_objective: str | None
     stop: StopFlag = field(default_factory=StopFlag)
+
+    def save_model(self) -> None:
+        """Write the energy model beside the records, for later runs; nothing while nothing has run."""
+        if self.model.knows_anything:
+            self.model.save(self.log.path.parent / MODEL_FILE)
 
     def wants_finals(self, workload: str) -> bool:
         """False when the finalists on record are still the right ones."""
@@ -126,6 +140,9 @@ def open_run(
     versions: Mapping[str, str],
     clocks: int | None = None,
     clock_per_kernel: bool = False,
+    model: str | Path | None = None,
+    prior: Prior = "none",
+    tuner: str,
 ) -> TuningRun:
     """Write the header of a run, and take over what earlier runs left in the work directory.
 
@@ -140,9 +157,13 @@ def open_run(
         versions: for the header.
         clocks: locked clocks at which each finalist is measured at most; None leaves the clock alone.
         clock_per_kernel: a clock for each kernel instead of one for all.
+        model: energy model, or work directory, of an earlier run on the same device, to begin with what it
+            learned.
+        prior: see `XgbKernelModel`.
+        tuner: who reads the features, since another tuner's do not mean the same.
 
     Raises:
-        ConfigurationError: objective or policy is wrong.
+        ConfigurationError: objective, policy, model or prior is wrong.
         MeterUnavailable: the objective needs energy, and the device has no meter.
         WorkDirError, RecordFormatError: the work directory cannot be used.
     """
@@ -167,6 +188,11 @@ def open_run(
         created=rec.now(),
         clocks=None if clocks is None else {"finalists": clocks, "per_kernel": clock_per_kernel},
     )
+    check_prior(prior)
+    origin = {"tuner": tuner, "header": rec.to_json(header)}
+    energy_model = XgbKernelModel(seed=seed, prior=prior, origin=origin)
+    start = None if model is None else _start(energy_model, Path(model), work_dir, progress)
+    header = dataclasses.replace(header, model={"prior": prior, "start": start})
     earlier = _earlier(work_dir, header, progress)
     log = rec.RecordLog(work_dir)
     log.append(header)
@@ -174,7 +200,7 @@ def open_run(
     session = Session(
         objective=parsed,
         policy=chosen_policy,
-        model=XgbKernelModel(seed=seed),
+        model=energy_model,
         log=log,
         rng=np.random.default_rng(seed),
         clocks=mode_of(header),
@@ -182,6 +208,7 @@ def open_run(
     session.restore(earlier)
     return TuningRun(
         session=session,
+        model=energy_model,
         log=log,
         plan=plan,
         objective=parsed,
@@ -189,6 +216,83 @@ def open_run(
         tried=[record for record in earlier if isinstance(record, rec.CandidateRecord)],
         finals_objective=_last_objective(earlier),
     )
+
+
+def _start(
+    model: XgbKernelModel, given: Path, work_dir: Path, progress: Progress
+) -> dict[str, Any]:
+    """Let a model begin with what an earlier run learned; returns what the header says of it.
+
+    Raises:
+        ConfigurationError: there is no such model, the file is none, it is the run's own, or it is of another
+            device, tuner or locked clock.
+    """
+    path = given / MODEL_FILE if given.is_dir() else given
+    if not path.is_file():
+        hint = (
+            f"the folder has no {MODEL_FILE}, which a run writes when it ends"
+            if given.is_dir()
+            else "there is no such file"
+        )
+        raise ConfigurationError(
+            f"--model {given}: {hint}; give the work directory of a finished run, or its {MODEL_FILE}"
+        )
+    if path.resolve().parent == work_dir.resolve():
+        raise ConfigurationError(
+            f"--model {given} is of the work directory itself, whose records the run continues from "
+            "anyway; leave --model out, or choose another --work-dir"
+        )
+    other = XgbKernelModel()
+    try:
+        other.load(path)
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        theirs = rec.from_json(other.origin.get("header"))
+    except OSError as exc:
+        raise ConfigurationError(f"--model {given}: cannot read {path}: {exc.strerror}") from exc
+    except RecordFormatError as exc:
+        raise ConfigurationError(f"--model {given}: {exc}") from exc
+    ours = rec.from_json(model.origin["header"])
+    if not isinstance(theirs, rec.Header) or not isinstance(ours, rec.Header):
+        raise ConfigurationError(f"--model {given}: the file does not say which run it is of")
+    _check_same_device(given, theirs, ours)
+    if other.earlier_features not in (None, VECTOR_LENGTH):
+        raise ConfigurationError(
+            f"--model {given} knows kernels by {other.earlier_features} features instead of {VECTOR_LENGTH}: "
+            "another version wrote it; tune again to have one of this version"
+        )
+    if other.origin.get("tuner") != model.origin["tuner"]:
+        raise ConfigurationError(
+            f"--model {given} is of the tuner {str(other.origin.get('tuner'))[:40]!r}, whose features "
+            f"differ from those of {model.origin['tuner']!r}"
+        )
+    reasons = differences(theirs, ours)
+    model.adopt(other, energies=not reasons)
+    if reasons:
+        progress.message(
+            f"the energies of {given} were measured in another way ({'; '.join(reasons)}): only its "
+            "latencies are used"
+        )
+    progress.message(f"starting from {model.earlier()} kernels of {path}")
+    return {
+        "file": str(path),
+        "sha256": digest,
+        "samples": model.earlier(),
+        "energies": not reasons,
+    }
+
+
+def _check_same_device(given: Path, theirs: rec.Header, ours: rec.Header) -> None:
+    if theirs.device.get("uuid") != ours.device.get("uuid"):
+        raise ConfigurationError(
+            f"--model {given} is of device {str(theirs.device.get('name'))[:80]!r} "
+            f"({str(theirs.device.get('uuid'))[:80]}), not of {ours.device.get('uuid')}; energy and "
+            "latency of one device say little about another's"
+        )
+    if locked(theirs) != locked(ours):
+        raise ConfigurationError(
+            f"--model {given} was learned while the clock was locked otherwise "
+            f"({locked(theirs) or 'not locked'}, here {locked(ours) or 'not locked'})"
+        )
 
 
 def finalist_plan(plan: MeasurementPlan) -> MeasurementPlan:

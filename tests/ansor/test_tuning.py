@@ -203,6 +203,23 @@ def test_the_same_seed_gives_the_same_simulated_run(tmp_path: Path) -> None:
     assert logs[0] == logs[1]
 
 
+def test_a_run_begins_with_what_an_earlier_one_learned(simulated, tmp_path: Path) -> None:
+    task = ansor.workload_task("matmul:m=96,n=64,k=80", device="sim:a100")
+    ansor.tune(
+        task,
+        trials(4, 4),
+        work_dir=tmp_path,
+        device="sim:a100",
+        search_policy_params=SMALL_SEARCH,
+        seed=5,
+        model=simulated[0],
+        prior="counts",
+    )
+    header = records_of(tmp_path)[0]
+    assert header.model["prior"] == "counts"
+    assert header.model["start"]["samples"] >= 30
+
+
 def test_wrong_arguments_are_named(tmp_path: Path) -> None:
     gpu = ansor.workload_task(MATMUL, device="sim:a100")
     cpu = ansor.workload_task(MATMUL, device="cpu")

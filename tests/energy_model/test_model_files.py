@@ -71,6 +71,24 @@ def test_truncated_files_are_refused(good: str, tmp_path: Path) -> None:
         refused(tmp_path / "model.json", good[: int(part * len(good))])
 
 
+def columns(**changes: list[Any]) -> dict[str, Any]:
+    """Two samples as they stand in a file, with one column changed."""
+    return {
+        "group": ["a", "a"],
+        "latency_s": [1.0, 2.0],
+        "energy_j": [None, 1.0],
+        "features": [[1.0], [2.0]],
+    } | changes
+
+
+def test_samples_as_they_should_be_are_read(good: str, tmp_path: Path) -> None:
+    (tmp_path / "model.json").write_text(json.dumps(json.loads(good) | {"samples": columns()}))
+    model = XgbKernelModel()
+    model.load(tmp_path / "model.json")
+    assert model.earlier() == model.earlier("a") == 2
+    assert model.earlier("b") == 0
+
+
 @pytest.mark.parametrize(
     "items",
     [
@@ -89,6 +107,19 @@ def test_truncated_files_are_refused(good: str, tmp_path: Path) -> None:
         {"errors": {"task": ["0.1"]}},
         {"errors": {"task": [1e9]}},
         {"seen": [["task", 1.0]]},
+        {"prior": "magic"},
+        {"origin": 7},
+        {"samples": None},
+        {"samples": {}},
+        {"samples": columns(features=[[1.0], [2.0, 3.0]])},
+        {"samples": columns(features=[[1.0]])},
+        {"samples": columns(features=[[1.0], [1e300]])},
+        {"samples": columns(features=[[1.0], ["2"]])},
+        {"samples": columns(features=[[], []])},
+        {"samples": columns(latency_s=[1.0, 0.0])},
+        {"samples": columns(latency_s=[1.0, True])},
+        {"samples": columns(energy_j=[1.0, -1.0])},
+        {"samples": columns(group=["a", 7])},
     ],
     ids=str,
 )

@@ -365,3 +365,53 @@ def test_tune_relax_takes_the_stock_arguments(tmp_path: Path) -> None:
         if function.attrs and function.attrs.get("tirx.is_scheduled")
     ]
     assert any("softmax" in name for name in scheduled)
+
+
+def test_a_run_begins_with_what_an_earlier_one_learned(simulated, tmp_path: Path) -> None:
+    """Of another kernel of the same device; the prior may differ."""
+    earlier, _ = simulated
+    function = parse_workload("matmul:m=96,n=128,k=160").primfunc()
+
+    def tune(work_dir: Path, **changes: object) -> None:
+        run(
+            [TuningTask(name="main", mod=function)],
+            device="sim:a100",
+            work_dir=work_dir,
+            trials=16,
+            trials_per_round=16,
+            seed=2,
+            population=32,
+            **changes,
+        )
+
+    tune(tmp_path / "warm", model=earlier, prior="counts")
+    header = records_of(tmp_path / "warm")[0]
+    assert header.model["prior"] == "counts"
+    assert header.model["start"]["samples"] == len(
+        [record for record in candidates_of(earlier) if record.latency_s is not None]
+    )
+    # The model that it leaves hands the earlier kernels on.
+    with tvm_energy.options(
+        tvm.target.Target("nvidia/nvidia-a100"),
+        tmp_path / "third",
+        device="sim:a100",
+        model=tmp_path / "warm" / "energy_model.json",
+        finalists=0,
+    ):
+        pass
+    assert records_of(tmp_path / "third")[0].model["start"]["samples"] > 32
+
+
+def test_a_model_of_another_device_is_refused(simulated, tmp_path: Path) -> None:
+    earlier, _ = simulated
+    function = parse_workload(SMALL).primfunc()
+    with pytest.raises(ConfigurationError, match=r"of device .*sim:a100.*not of sim:rtx4090"):
+        tvm_energy.tune_tir(
+            function,
+            "nvidia/geforce-rtx-4090",
+            tmp_path,
+            16,
+            device="sim:rtx4090",
+            model=earlier,
+        )
+    assert not (tmp_path / FILE_NAME).exists()

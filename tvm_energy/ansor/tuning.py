@@ -26,6 +26,7 @@ from tvm_energy.ansor.device import AnsorDevice, check_tasks, open_device
 from tvm_energy.ansor.logs import LOG_FILE, read_log
 from tvm_energy.ansor.measuring import FAILED_S, measuring_on
 from tvm_energy.ansor.names import line_of, names_of, readable_name, workload_of
+from tvm_energy.energy_model.xgb import Prior
 from tvm_energy.errors import ConfigurationError
 from tvm_energy.json_lines import repair_tail
 from tvm_energy.measurement import EnergyMeasurement, MeasurementPlan
@@ -36,7 +37,6 @@ from tvm_energy.replay import RunSummary, summarize
 from tvm_energy.tuning_run import (
     DEFAULT_FINALISTS,
     DEFAULT_POLICY,
-    MODEL_FILE,
     Interrupted,
     TuningRun,
     check_counts,
@@ -65,6 +65,8 @@ def tune(
     seed: int | None = None,
     plan: MeasurementPlan | None = None,
     finalists: int = DEFAULT_FINALISTS,
+    model: str | Path | None = None,
+    prior: Prior = "none",
     progress: Progress | None = None,
 ) -> RunSummary:
     """Energy-aware counterpart of ``SearchTask.tune`` and ``TaskScheduler.tune``.
@@ -86,6 +88,10 @@ def tune(
         seed: of the whole run; None draws one.
         plan: how one kernel's energy is measured.
         finalists: kernels of each task that are measured again at the end; 0 for none.
+        model: work directory of an earlier run of this tuner on the same device, or its
+            ``energy_model.json``: the run begins with what that one learned.
+        prior: ``counts`` gives the energy model counts of operations and bytes times published energies
+            beside the features.
         progress: is told how it goes.
 
     Returns:
@@ -120,6 +126,9 @@ def tune(
             plan=plan,
             progress=progress or SilentProgress(),
             versions=versions(),
+            model=model,
+            prior=prior,
+            tuner="ansor",
         )
         try:
             engine = _Engine(
@@ -128,8 +137,8 @@ def tune(
             with measuring_on(opened):
                 engine.search(dict(search_policy_params or {}))
             engine.measure_finalists(finalists)
-            run.session.model.save(folder / MODEL_FILE)
         finally:
+            run.save_model()
             run.log.close()
             if progress is not None:
                 progress.finished()

@@ -133,6 +133,22 @@ def command(
             min=0.01, max=600, help="Length of one energy measurement window, in seconds."
         ),
     ] = None,
+    start_model: Annotated[
+        Path | None,
+        typer.Option(
+            "--model",
+            metavar="DIR|FILE",
+            help="Begin with what an earlier run on the same device learned: its work directory, or its "
+            "energy_model.json.",
+        ),
+    ] = None,
+    prior: Annotated[
+        str,
+        typer.Option(
+            help="What the energy model is told beside the features: none, or counts (of operations and "
+            "bytes, times published energies)."
+        ),
+    ] = "none",
     population: Annotated[
         int | None,
         typer.Option(min=4, help="Population of the evolutionary search; TVM's own by default."),
@@ -162,6 +178,8 @@ def command(
     needs_energy = parse_objective(objective, max_power_w=1.0).needs_energy
     _check_clocks(clocks, clock_per_kernel, finalists, needs_energy, device)
     _check_policy(policy)
+    _check_prior(prior)
+    _check_model(start_model)
     source = Source.parse(model, workload or [], input_shape or [])
     plan = None
     if window_s is not None:
@@ -206,6 +224,8 @@ def command(
                 finalists=finalists,
                 clocks=clocks,
                 clock_per_kernel=clock_per_kernel,
+                model=start_model,
+                prior=prior,  # type: ignore[arg-type]  # checked above
                 population=population,
                 progress=progress,
             )
@@ -369,6 +389,20 @@ def _check_policy(policy: str) -> None:
     from tvm_energy.policy import parse_policy
 
     parse_policy(policy)
+
+
+def _check_prior(prior: str) -> None:
+    # The module of the energy model imports xgboost.
+    if prior not in ("none", "counts"):
+        raise ConfigurationError(f"--prior: unknown prior {prior!r}; known are none, counts")
+
+
+def _check_model(model: Path | None) -> None:
+    if model is not None and not model.exists():
+        raise ConfigurationError(
+            f"--model {model}: there is no such file or folder; give the work directory of a finished run, "
+            "or its energy_model.json"
+        )
 
 
 def _check_clocks(

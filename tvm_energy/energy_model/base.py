@@ -87,8 +87,12 @@ class Prediction:
 class KernelModel(Protocol):
     """Predicts latency and energy from features."""
 
+    def earlier(self, group: str) -> int:
+        """How many kernels of a task it has learned from in earlier runs."""
+        ...
+
     def fit(self, samples: Sequence[Sample]) -> None:
-        """Learn from all samples anew."""
+        """Learn from all samples of this run anew, and from those of earlier runs."""
         ...
 
     def predict(

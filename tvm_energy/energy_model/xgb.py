@@ -22,6 +22,11 @@ model learned from it; after the first batch, which no model foresaw, from cross
 for each task, and apart for latency known and unknown. `Prediction.interval` turns them into conformal
 intervals: no second model is fitted, as quantile regression or an ensemble would need, and the coverage
 does not hang on how well such a model is fitted. xgboost's public interface only.
+
+All tasks share the trees, since labels are relative to the task's own scale. So a task profits from what
+was learned of others, in this run or, by `adopt`, in an earlier one of the same device: a model file keeps
+the samples that say most. A task of which no kernel is known is not predicted: how kernels of other tasks
+are ordered says nothing of it (rank correlation 0.03, simulated; ``docs/results.md``).
 """
 
 from __future__ import annotations
@@ -29,7 +34,8 @@ from __future__ import annotations
 import json
 import os
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -38,13 +44,16 @@ import numpy.typing as npt
 
 from tvm_energy.energy_model.base import Floats, Prediction, Sample
 from tvm_energy.energy_model.compat import xgboost
+from tvm_energy.energy_model.prior import prior_columns
+from tvm_energy.energy_model.samples_json import samples_from_json, samples_to_json
 from tvm_energy.energy_model.trees import Trees
-from tvm_energy.errors import RecordFormatError
+from tvm_energy.errors import ConfigurationError, RecordFormatError
 
 Variant = Literal["factored", "direct"]
+Prior = Literal["none", "counts"]
 
 _FORMAT = "tvm_energy.energy_model"
-_VERSION = 3
+_VERSION = 4
 
 #: Fewest samples to fit anything to.
 _MIN_SAMPLES = 8
@@ -62,6 +71,13 @@ _LARGEST_ERROR = 100.0
 #: runs. Drawn by weight, so that it is slow kernels which go: rank correlations of
 #: `bench_energy_model` fell by less than 0.01.
 _MOST_SAMPLES = 1536
+
+#: Samples that a file keeps for later runs: half of what is learned from at most, which leaves room for the
+#: run's own.
+_MOST_KEPT = _MOST_SAMPLES // 2
+
+#: The largest file that is read: one of ours takes about 2.5 MB.
+_LARGEST_FILE_BYTES = 64 << 20
 
 #: Energies are few, since only kernels near the fastest are measured: leaves are shrunk more.
 _ENERGY_LAMBDA = 5.0
@@ -87,6 +103,8 @@ class XgbKernelModel:
         seed: of the trees' random choices.
         rounds: trees in the energy model; the latency model has twice as many.
         threads: of xgboost; more than one pays only for many thousands of samples.
+        prior: ``counts`` learns from `tvm_energy.energy_model.prior` beside the features.
+        origin: where and how its samples were measured, as JSON; written to the file.
     """
 
     def __init__(
@@ -96,10 +114,15 @@ class XgbKernelModel:
         seed: int = 0,
         rounds: int = 60,
         threads: int = 1,
+        prior: Prior = "none",
+        origin: Mapping[str, Any] | None = None,
     ) -> None:
+        check_prior(prior)
         if variant not in ("factored", "direct"):
             raise ValueError(f"variant must be 'factored' or 'direct', got {variant!r}")
         self.variant: Variant = variant
+        self.prior: Prior = prior
+        self.origin: dict[str, Any] = dict(origin or {})
         self._rounds = rounds
         self._seed = seed % 2**31
         self._threads = threads
@@ -127,6 +150,23 @@ class XgbKernelModel:
         self._errors = _Errors()
         self._search_errors = _Errors()
         self._seen: set[tuple[str, float, float]] = set()
+        # Of earlier runs; and what was learned from last, these included.
+        self._earlier: list[Sample] = []
+        self._known: list[Sample] = []
+
+    def earlier(self, group: str | None = None) -> int:
+        """See `KernelModel.earlier`; of all tasks where none is named."""
+        return sum(group in (None, sample.group) for sample in self._earlier)
+
+    @property
+    def earlier_features(self) -> int | None:
+        """Length of the feature vectors of earlier runs; None without any."""
+        return len(self._earlier[0].features) if self._earlier else None
+
+    @property
+    def knows_anything(self) -> bool:
+        """Whether it has learned from any kernel."""
+        return bool(self._known)
 
     @property
     def relative_error(self) -> float:
@@ -147,7 +187,23 @@ class XgbKernelModel:
         if not self._errors:
             self._cross_validate(samples)
 
+    def adopt(self, other: XgbKernelModel, *, energies: bool = True) -> None:
+        """Begin with the kernels from which another model, of an earlier run, has learned.
+
+        Its errors are not taken over: at the end of a run they are small, and other tasks' intervals would
+        be too narrow (coverage at 90 %: 76 %, simulated).
+
+        Args:
+            other: read from a file; its variant and prior need not be the same.
+            energies: False when its joules were measured in another way than ours will be.
+        """
+        self._earlier = [
+            sample if energies else replace(sample, energy_j=None) for sample in other._earlier
+        ]
+        self._learn([])
+
     def _learn(self, samples: Sequence[Sample]) -> None:
+        samples = self._known = [*self._earlier, *samples]
         self._normalise(samples)
         if len(samples) < _MIN_SAMPLES:
             return
@@ -206,7 +262,9 @@ class XgbKernelModel:
                 seed=self._seed,
                 rounds=self._rounds,
                 threads=self._threads,
+                prior=self.prior,
             )
+            model._earlier = self._earlier
             model._learn([s for at, s in enumerate(samples) if at % _FOLDS != fold])
             held_out: dict[str, list[Sample]] = {}
             for sample in samples[fold::_FOLDS]:
@@ -238,7 +296,7 @@ class XgbKernelModel:
     ) -> Trees:
         weight = _mean_one([sample.group for sample in samples], weight)
         kept = _heaviest(weight, self._seed)
-        features = np.stack([samples[index].features for index in kept])
+        features = self._inputs(np.stack([samples[index].features for index in kept]))
         return Trees.train(features, label[kept], weight[kept], parameters, rounds)
 
     # -- predicting ----------------------------------------------------------------------------
@@ -249,15 +307,16 @@ class XgbKernelModel:
         """See `KernelModel.predict`."""
         if group not in self._least_s or (latency_s is None and self._latency is None):
             return None
+        inputs = self._inputs(features)
         errors = (self._errors if latency_s is not None else self._search_errors).of(group)
         if latency_s is None:
             assert self._latency is not None
-            speed = np.maximum(self._latency.predict(features), _LEAST_SPEED)
+            speed = np.maximum(self._latency.predict(inputs), _LEAST_SPEED)
             latency_s = self._least_s[group] / speed
         if self._energy is None or group not in self._least_j:
             return Prediction(latency_s=latency_s)
         # The clip only guards exp: trees give nothing beyond their leaves.
-        ratio = np.exp(np.clip(self._energy.predict(features), -20, 20))
+        ratio = np.exp(np.clip(self._energy.predict(inputs), -20, 20))
         if self.variant == "direct":
             energy_j = self._least_j[group] * ratio
         else:
@@ -269,6 +328,12 @@ class XgbKernelModel:
             energy_scores=np.sort(errors) / size,
         )
 
+    def _inputs(self, features: Floats) -> Floats:
+        """What the trees see."""
+        if self.prior == "none":
+            return features
+        return np.hstack([features, prior_columns(features)])
+
     # -- files ---------------------------------------------------------------------------------
 
     def save(self, path: str | Path) -> None:
@@ -277,6 +342,9 @@ class XgbKernelModel:
             "format": _FORMAT,
             "version": _VERSION,
             "variant": self.variant,
+            "prior": self.prior,
+            "origin": self.origin,
+            "samples": samples_to_json(_most_telling(self._known, self._seed)),
             "least_s": self._least_s,
             "least_j": self._least_j,
             "typical_w": self._typical_w,
@@ -293,6 +361,8 @@ class XgbKernelModel:
     def load(self, path: str | Path) -> None:
         """See `KernelModel.load`. Whatever the file holds, nothing of it is executed."""
         try:
+            if Path(path).stat().st_size > _LARGEST_FILE_BYTES:
+                raise ValueError("it is too large")
             values = json.loads(
                 Path(path).read_text(encoding="utf-8"), parse_constant=_refuse_constant
             )
@@ -309,7 +379,7 @@ class XgbKernelModel:
             raise RecordFormatError(
                 f"{path} is not an energy model of this version "
                 f"({type(exc).__name__}: {_first_line(exc)}); "
-                "delete it, and the model is learned anew from the records"
+                "tuning again in its work directory writes it anew"
             ) from exc
 
     def _take_over(self, values: Any) -> None:
@@ -318,6 +388,9 @@ class XgbKernelModel:
             raise ValueError(f"format {values['format']!r}, version {values['version']!r}")
         if values["variant"] not in ("factored", "direct"):
             raise ValueError(f"variant {values['variant']!r}")
+        check_prior(values["prior"])
+        origin = dict(values["origin"])
+        earlier = samples_from_json(values["samples"])
         tables = [_table(values[name]) for name in ("least_s", "least_j", "typical_w")]
         if tables[1].keys() != tables[2].keys() or not tables[1].keys() <= tables[0].keys():
             raise ValueError("the scales are of different tasks")
@@ -329,10 +402,41 @@ class XgbKernelModel:
             None if values[name] is None else Trees.from_json(values[name], self._threads)
             for name in ("latency", "energy")
         )
-        self.variant = values["variant"]
+        self.variant, self.prior, self.origin = values["variant"], values["prior"], origin
+        self._earlier = self._known = earlier
         self._least_s, self._least_j, self._typical_w = tables
         self._errors, self._search_errors, self._seen = errors, search_errors, seen
         self._latency, self._energy = latency, energy
+
+
+def check_prior(name: str) -> None:
+    """Refuse a prior that does not exist.
+
+    Raises:
+        ConfigurationError: naming those that do.
+    """
+    if name not in ("none", "counts"):
+        raise ConfigurationError(f"unknown prior {name!r}; known are none, counts")
+
+
+def _most_telling(samples: Sequence[Sample], seed: int) -> list[Sample]:
+    """At most `_MOST_KEPT` samples: those with energy first, drawn by weight as in learning."""
+    kept: list[Sample] = []
+    for wanted in (True, False):
+        pool = [sample for sample in samples if (sample.energy_j is not None) == wanted]
+        if not pool:
+            continue
+        least: dict[str, float] = {}
+        for sample in pool:
+            least[sample.group] = min(_cost(sample), least.get(sample.group, np.inf))
+        weight = np.array([least[sample.group] / _cost(sample) for sample in pool])
+        weight = _mean_one([sample.group for sample in pool], weight)
+        kept += [pool[index] for index in _heaviest(weight, seed, _MOST_KEPT - len(kept))]
+    return kept
+
+
+def _cost(sample: Sample) -> float:
+    return sample.latency_s if sample.energy_j is None else sample.energy_j
 
 
 def _mean_one(groups: Sequence[str], weight: Floats) -> Floats:
@@ -342,16 +446,16 @@ def _mean_one(groups: Sequence[str], weight: Floats) -> Floats:
     return weight / mean[number]
 
 
-def _heaviest(weight: Floats, seed: int) -> npt.NDArray[np.int_]:
-    """At most `_MOST_SAMPLES` indices, drawn without replacement with probability by weight.
+def _heaviest(weight: Floats, seed: int, most: int = _MOST_SAMPLES) -> npt.NDArray[np.int_]:
+    """At most `most` indices, drawn without replacement with probability by weight.
 
     Efraimidis and Spirakis, Information Processing Letters 97, 2006: the largest ``u ** (1 / weight)``.
     """
-    if len(weight) <= _MOST_SAMPLES:
+    if len(weight) <= most:
         return np.arange(len(weight))
     uniform = np.random.default_rng(seed).random(len(weight))
     keys = np.log(uniform) / np.maximum(weight, 1e-12)
-    return np.sort(np.argpartition(-keys, _MOST_SAMPLES)[:_MOST_SAMPLES])
+    return np.sort(np.argpartition(-keys, most)[:most])
 
 
 def _energies(samples: Sequence[Sample]) -> Floats:

@@ -21,6 +21,7 @@ from tvm.s_tir import meta_schedule as ms
 
 from tvm_energy import records as rec
 from tvm_energy.clock_search import ClockSearch, check_clocks
+from tvm_energy.energy_model.xgb import Prior
 from tvm_energy.errors import ConfigurationError, TvmEnergyError
 from tvm_energy.kernels.clock_control import open_clocks
 from tvm_energy.kernels.devices import Artifact
@@ -40,7 +41,6 @@ from tvm_energy.spelling import last_line
 from tvm_energy.tuning_run import (
     DEFAULT_FINALISTS,
     DEFAULT_POLICY,
-    MODEL_FILE,
     Interrupted,
     TuningRun,
     check_counts,
@@ -88,6 +88,8 @@ def run(
     finalists: int = DEFAULT_FINALISTS,
     clocks: int | None = None,
     clock_per_kernel: bool = False,
+    model: str | Path | None = None,
+    prior: Prior = "none",
     target: Any = None,
     population: int | None = None,
     progress: Progress | None = None,
@@ -109,6 +111,10 @@ def run(
         clocks: locked core clocks at which each finalist is measured at most, so that kernel and clock are
             chosen together (``docs/joint.md``); None leaves the clock to the driver.
         clock_per_kernel: choose a clock for each kernel instead of one for all.
+        model: work directory of an earlier run on the same device, or its ``energy_model.json``: the run begins
+            with what that one learned (``docs/learning.md``).
+        prior: ``counts`` gives the energy model counts of operations and bytes times published energies
+            beside the features; ``none`` is the default.
         target: TVM target instead of the device's own.
         population: of the evolutionary search; None for MetaSchedule's 512.
         progress: is told how it goes.
@@ -140,13 +146,15 @@ def run(
             database=stock.pop("database", None),
             clocks=clocks,
             clock_per_kernel=clock_per_kernel,
+            model=model,
+            prior=prior,
         )
         try:
             engine.tune(tasks, trials, trials_per_round, stock)
             engine.measure_finalists(finalists)
             engine.measure_clocks()
-            engine.session.model.save(Path(work_dir) / MODEL_FILE)
         finally:
+            engine.save_model()
             engine.progress.finished()
             engine.log.close()
             close_loggers()
@@ -215,6 +223,8 @@ class _Engine(TuningRun):
         database: Any = None,
         clocks: int | None = None,
         clock_per_kernel: bool = False,
+        model: str | Path | None = None,
+        prior: Prior = "none",
     ) -> _Engine:
         """Join the parts and take over what the work directory holds."""
         if clocks is not None:
@@ -229,8 +239,11 @@ class _Engine(TuningRun):
             plan=plan,
             progress=progress,
             versions=versions(),
+            tuner="meta_schedule",
             clocks=clocks,
             clock_per_kernel=clock_per_kernel,
+            model=model,
+            prior=prior,
         )
         device.history.add(
             {r.module: r.latency_s for r in run.tried if r.module and r.latency_s is not None}
@@ -498,6 +511,8 @@ def tune_tir(
     finalists: int = DEFAULT_FINALISTS,
     clocks: int | None = None,
     clock_per_kernel: bool = False,
+    model: str | Path | None = None,
+    prior: Prior = "none",
     progress: Progress | None = None,
     **stock: Any,
 ) -> ObjectiveDatabase:
@@ -510,7 +525,7 @@ def tune_tir(
         max_trials_global: trials in all, those of earlier runs in `work_dir` included.
         num_trials_per_iter: candidates a round.
         seed: of the whole run.
-        objective, policy, plan, finalists, clocks, clock_per_kernel, progress: see `run`.
+        objective, policy, plan, finalists, clocks, clock_per_kernel, model, prior, progress: see `run`.
         device: ``auto`` follows the target: this CPU for ``llvm``, an NVIDIA GPU for ``cuda`` where
             there is one, else ``sim:a100``.
         stock: further arguments of the stock function.
@@ -534,6 +549,8 @@ def tune_tir(
         finalists=finalists,
         clocks=clocks,
         clock_per_kernel=clock_per_kernel,
+        model=model,
+        prior=prior,
         progress=progress,
         stock=_without_post_optimization(stock),
     )
@@ -558,6 +575,8 @@ def tune_relax(
     finalists: int = DEFAULT_FINALISTS,
     clocks: int | None = None,
     clock_per_kernel: bool = False,
+    model: str | Path | None = None,
+    prior: Prior = "none",
     progress: Progress | None = None,
     **stock: Any,
 ) -> ObjectiveDatabase:
@@ -588,6 +607,8 @@ def tune_relax(
         finalists=finalists,
         clocks=clocks,
         clock_per_kernel=clock_per_kernel,
+        model=model,
+        prior=prior,
         progress=progress,
         stock=stock,
     )
@@ -641,6 +662,8 @@ def options(
     finalists: int = DEFAULT_FINALISTS,
     clocks: int | None = None,
     clock_per_kernel: bool = False,
+    model: str | Path | None = None,
+    prior: Prior = "none",
 ) -> Options:
     """Arguments that make a stock ``tune_tir`` or ``tune_relax`` call energy-aware.
 
@@ -652,7 +675,7 @@ def options(
     Args:
         target: TVM target of the tune call.
         work_dir: of the tune call.
-        objective, policy, device, seed, plan, finalists, clocks, clock_per_kernel: see `run`.
+        objective, policy, device, seed, plan, finalists, clocks, clock_per_kernel, model, prior: see `run`.
     """
     _check_clocks(clocks, clock_per_kernel, finalists, objective)
     cleanup = contextlib.ExitStack()
@@ -669,8 +692,11 @@ def options(
             progress=SilentProgress(),
             clocks=clocks,
             clock_per_kernel=clock_per_kernel,
+            model=model,
+            prior=prior,
         )
         cleanup.callback(engine.log.close)
+        cleanup.callback(engine.save_model)
         import_tensor_intrinsics()
     except BaseException:
         cleanup.close()
