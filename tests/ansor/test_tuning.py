@@ -14,9 +14,9 @@ from conftest import MATMUL, SMALL_SEARCH, trials
 from tvm import auto_scheduler
 
 from tvm_energy import ansor
-from tvm_energy.ansor.logs import LOG_FILE, read_log
-from tvm_energy.ansor.names import names_of, names_of_line, workload_of
+from tvm_energy.ansor.names import names_of, workload_of
 from tvm_energy.ansor.tuning import recovered
+from tvm_energy.ansor_log import LOG_FILE, names_of_line, read_log
 from tvm_energy.errors import ConfigurationError, MeterUnavailable, WorkDirError
 from tvm_energy.meta_schedule.workloads import parse_workload
 from tvm_energy.records import FILE_NAME, CandidateRecord, FinalRecord, read_records
