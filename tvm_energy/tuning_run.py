@@ -26,7 +26,7 @@ from tvm_energy.measurement import FINALIST_PLAN, MeasurementPlan
 from tvm_energy.objective import Objective, parse_objective
 from tvm_energy.policy import parse_policy
 from tvm_energy.progress import Progress
-from tvm_energy.session import Session
+from tvm_energy.session import WARM_UP, Session
 from tvm_energy.work_dir import load
 
 DEFAULT_POLICY = "snr"
@@ -126,6 +126,7 @@ def open_run(
     versions: Mapping[str, str],
     clocks: int | None = None,
     clock_per_kernel: bool = False,
+    warm_up: int = WARM_UP,
 ) -> TuningRun:
     """Write the header of a run, and take over what earlier runs left in the work directory.
 
@@ -140,6 +141,7 @@ def open_run(
         versions: for the header.
         clocks: locked clocks at which each finalist is measured at most; None leaves the clock alone.
         clock_per_kernel: a clock for each kernel instead of one for all.
+        warm_up: see `Session`.
 
     Raises:
         ConfigurationError: objective or policy is wrong.
@@ -178,6 +180,7 @@ def open_run(
         log=log,
         rng=np.random.default_rng(seed),
         clocks=mode_of(header),
+        warm_up=warm_up,
     )
     session.restore(earlier)
     return TuningRun(
