@@ -21,6 +21,7 @@ from tvm_energy.errors import ConfigurationError, MeterUnavailable, WorkDirError
 from tvm_energy.meta_schedule.workloads import parse_workload
 from tvm_energy.records import FILE_NAME, CandidateRecord, FinalRecord, read_records
 from tvm_energy.replay import summarize
+from tvm_energy.session import Session
 
 COMMAND_LINE = "from tvm_energy.cli import main; main()"
 
@@ -184,6 +185,32 @@ def test_a_run_is_continued_and_nothing_is_tried_twice(tmp_path: Path) -> None:
     assert len(keys) == len(set(keys)) == 8
     ansor.tune(task, trials(8, 4), seed=1, device="sim:a100", **arguments)
     assert len(lines_of(tmp_path)) == 8
+
+
+def test_predictions_lead_from_the_second_round_on(tmp_path: Path, monkeypatch) -> None:
+    """Fewer kernels than MetaSchedule's search waits for."""
+    led: list[tuple[int, bool]] = []
+    scores = Session.scores
+
+    def watched(self, workload: str, features) -> np.ndarray:
+        known = len(self.kernels(workload))
+        again = [scores(self, workload, features) for _ in range(2)]
+        led.append((known, bool(np.array_equal(*again))))  # random scores differ each time
+        return again[0]
+
+    monkeypatch.setattr(Session, "scores", watched)
+    task = ansor.workload_task(MATMUL, device="sim:a100")
+    ansor.tune(
+        task,
+        trials(20, 10),
+        work_dir=tmp_path,
+        device="sim:a100",
+        search_policy_params=SMALL_SEARCH,
+        finalists=0,
+        seed=1,
+    )
+    assert {known for known, _ in led} == {0, 10}
+    assert all(by_model == (known > 0) for known, by_model in led)
 
 
 def test_the_same_seed_gives_the_same_simulated_run(tmp_path: Path) -> None:

@@ -73,11 +73,11 @@ def _problems(source: Path, path: Path, counts: Counts) -> Iterator[Problem]:
         if (source / WORKLOAD_FILE).exists():
             lines = stock_lines(source / WORKLOAD_FILE)
             known = {value[0] for _, value in lines if is_workload(value)}
-        for number, line in checked_lines(source / LOG_FILE):
-            if isinstance(line, Problem):
-                yield line
+        for number, found in checked_lines(source / LOG_FILE):
+            if isinstance(found, Problem):
+                yield found
             else:
-                programs.setdefault(line[:2], number)
+                programs.setdefault(found[:2], number)
     check = _Check(known, programs if source.is_dir() and (source / LOG_FILE).exists() else None)
     reader = LineReader(path)
     for number, line in read_lines(path):
