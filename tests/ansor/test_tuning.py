@@ -18,6 +18,9 @@ from tvm_energy.ansor.names import names_of, workload_of
 from tvm_energy.ansor.tuning import recovered
 from tvm_energy.ansor_log import LOG_FILE, names_of_line, read_log
 from tvm_energy.errors import ConfigurationError, MeterUnavailable, WorkDirError
+from tvm_energy.logs.merge import merge
+from tvm_energy.logs.prune import prune
+from tvm_energy.logs.verify import Counts, verify
 from tvm_energy.meta_schedule.workloads import parse_workload
 from tvm_energy.records import FILE_NAME, CandidateRecord, FinalRecord, read_records
 from tvm_energy.replay import summarize
@@ -169,6 +172,22 @@ def test_the_command_line_exports_the_same_log(simulated, tmp_path: Path) -> Non
     done = export(*to, "--force", "--json")
     assert json.loads(done.stdout)["kernels"] == 3
     assert export(*to, "--force", "--clock-choice", "one").returncode == 2
+
+
+def test_a_pruned_run_is_in_order_and_stock_ansor_reads_it(simulated, tmp_path: Path) -> None:
+    work_dir, tasks = simulated
+    assert list(verify(work_dir, Counts())) == []
+    result = prune(work_dir, tmp_path / "pruned", keep=1)
+    assert 3 <= result.kernels == result.ansor_records < 36
+    assert list(verify(tmp_path / "pruned", Counts())) == []
+    merged = merge([work_dir, tmp_path / "pruned"], tmp_path / "merged")
+    assert merged.ansor_records == len(lines_of(work_dir))
+    log = tmp_path / "pruned" / LOG_FILE
+    assert len(list(auto_scheduler.load_records(str(log)))) == result.ansor_records
+    best = {task.workload: task.best.key for task in summarize(work_dir).tasks}
+    assert {t.workload: t.best.key for t in summarize(log.parent).tasks} == best
+    for task in tasks:
+        assert task.apply_best(str(log))
 
 
 def test_a_run_is_continued_and_nothing_is_tried_twice(tmp_path: Path) -> None:
