@@ -4,7 +4,7 @@ Run with the Python of scripts/ansor-environment. Each workload is tuned twice: 
 its SketchPolicy; least latency wins) and by tvm_energy with its default objective, both with the same
 search settings. The winners are evaluated by the simulator without noise; every number is simulated. The
 last line of stdout is one JSON object: ``geomean_energy_ratio``, ``geomean_latency_ratio`` (ours / stock),
-``workloads``.
+``workloads`` (a list of one row a seed each).
 """
 
 from __future__ import annotations
@@ -34,14 +34,18 @@ def main() -> None:
     parser.add_argument("--trials-per-round", type=int, default=None)
     parser.add_argument("--population", type=int, default=64)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seeds", type=int, default=1, help="so many seeds, from --seed on")
     options = parser.parse_args()
     options.trials = options.trials or (16 if options.quick else 64)
     options.trials_per_round = options.trials_per_round or (8 if options.quick else 16)
-    rows = {}
-    for name, spec in WORKLOADS.items():
-        rows[name] = compare(spec, options)
-        if not options.json:
-            print(f"{name}: {rows[name]} [simulated]", file=sys.stderr, flush=True)
+    rows: dict[str, list[dict[str, Any]]] = {name: [] for name in WORKLOADS}
+    for seed in range(options.seed, options.seed + options.seeds):
+        for name, spec in WORKLOADS.items():
+            row = compare(spec, seed, options)
+            rows[name].append(row)
+            if not options.json:
+                print(f"{name}, seed {seed}: {row} [simulated]", file=sys.stderr, flush=True)
+    every = [row for of_one in rows.values() for row in of_one]
     print(
         json.dumps(
             {
@@ -51,8 +55,9 @@ def main() -> None:
                 "trials_per_round": options.trials_per_round,
                 "population": options.population,
                 "seed": options.seed,
-                "geomean_energy_ratio": geomean([row["energy_ratio"] for row in rows.values()]),
-                "geomean_latency_ratio": geomean([row["latency_ratio"] for row in rows.values()]),
+                "seeds": options.seeds,
+                "geomean_energy_ratio": geomean([row["energy_ratio"] for row in every]),
+                "geomean_latency_ratio": geomean([row["latency_ratio"] for row in every]),
                 "workloads": rows,
             }
         )
@@ -63,7 +68,7 @@ def geomean(values: list[float]) -> float:
     return round(math.exp(statistics.mean(math.log(value) for value in values)), 4)
 
 
-def compare(spec: str, options: argparse.Namespace) -> dict[str, Any]:
+def compare(spec: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
     from tvm import auto_scheduler
 
     from tvm_energy import ansor
@@ -83,7 +88,7 @@ def compare(spec: str, options: argparse.Namespace) -> dict[str, Any]:
             work_dir=folder,
             device=device,
             search_policy_params=dict(params),
-            seed=options.seed,
+            seed=seed,
         )
         ours = truth(device, task, ansor.apply_best(task, folder))
         device.close()
@@ -99,9 +104,7 @@ def compare(spec: str, options: argparse.Namespace) -> dict[str, Any]:
         )
         # XGBModel would search by random scores until it has seen this many.
         model = auto_scheduler.XGBModel(num_warmup_sample=options.trials_per_round - 1)
-        policy = auto_scheduler.SketchPolicy(
-            task, model, params=dict(params), seed=options.seed, verbose=0
-        )
+        policy = auto_scheduler.SketchPolicy(task, model, params=dict(params), seed=seed, verbose=0)
         with ansor.measuring_on(device):
             task.tune(stock_options, search_policy=policy)
         stock = truth(device, task, task.apply_best(log))

@@ -144,7 +144,7 @@ def tune_ansor(kind: str, trials: int) -> None:
     from tvm import auto_scheduler
 
     from tvm_energy import ansor
-    from tvm_energy.ansor.logs import LOG_FILE
+    from tvm_energy.ansor_log import LOG_FILE
 
     task = ansor.workload_task("matmul:m=256,n=256,k=256", device="cpu")
     params = {"evolutionary_search_population": 128, "evolutionary_search_num_iters": 2}

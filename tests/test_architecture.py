@@ -23,6 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent / PACKAGE
 LAYERS = {
     "ground": {"errors", "measurement", "spelling", "version"},
     "parts": {
+        "ansor_log",
         "clock_choice",
         "clocks",
         "dvfs",

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from log_examples import candidate, header, two_tasks, write_log
 
+from tvm_energy.ansor_log import LOG_FILE, names_of_line
 from tvm_energy.cli import main
 from tvm_energy.records import FILE_NAME
 
@@ -116,6 +117,33 @@ def test_merge_prune_and_convert(cli: Cli, tmp_path: Path) -> None:
         cli("replay", tmp_path / "again", "--json").json["tasks"]
         == (cli("replay", pruned, "--json").json["tasks"])
     )
+
+
+def test_the_commands_on_a_directory_of_ansor(cli: Cli, tmp_path: Path) -> None:
+    line = (GOLDEN / "ansor_record.json").read_text()
+    workload, key = names_of_line(line)
+    for name in ("a", "b"):
+        write_log(tmp_path / name, [header(), candidate(key, 1e-3, 0.1, workload=workload)])
+        (tmp_path / name / LOG_FILE).write_text(line)
+    a, merged, pruned = tmp_path / "a", tmp_path / "merged", tmp_path / "pruned"
+    outcome = cli("log", "merge", a, tmp_path / "b", "-o", merged)
+    assert outcome.stdout.endswith("0 workloads, 0 tuning records, 1 line of Ansor's log\n")
+    assert cli("log", "verify", merged).code == 0
+    assert cli("log", "stat", merged, "--json").json["tasks"][0]["measured"] == 1
+    assert cli("log", "prune", merged, "-o", pruned, "--json").json["ansor_records"] == 1
+    assert cli("log", "convert", pruned, tmp_path / "table.csv").code == 0
+    assert cli("export", pruned, "--to", tmp_path / "best.json").code == 0
+    assert (tmp_path / "best.json").read_text() == line
+
+
+def test_a_log_of_ansor_compiles_no_network(cli: Cli, tmp_path: Path) -> None:
+    write_log(tmp_path, [header()])
+    (tmp_path / LOG_FILE).write_text("")
+    outcome = cli("compile", "onnx:alexnet", "--log", tmp_path, "-o", tmp_path / "model.so")
+    assert (outcome.code, outcome.stdout) == (2, "")
+    assert outcome.stderr.count("\n") == 1
+    assert "legacy Ansor" in outcome.stderr
+    assert f"tvm-energy export {tmp_path} --to best.json" in outcome.stderr
 
 
 @pytest.mark.parametrize(

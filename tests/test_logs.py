@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from log_examples import candidate, final, header, round_record, two_tasks, write_log
 
 import tvm_energy
+from tvm_energy.ansor_log import LOG_FILE, is_ansor_only, names_of_line, read_log
 from tvm_energy.errors import ConfigurationError, RecordFormatError, WorkDirError
 from tvm_energy.json_lines import LONGEST_LINE, read_lines, repair_tail
 from tvm_energy.logs.convert import convert
@@ -30,6 +32,7 @@ from tvm_energy.records import (
     KINDS,
     CandidateRecord,
     Record,
+    RecordLog,
     TaskRecord,
     read_records,
     rules_of,
@@ -398,6 +401,100 @@ def test_pruning_keeps_the_tuning_records_of_what_it_keeps(tmp_path: Path) -> No
     assert result.lines == 4
     out = [json.loads(line) for line in (tmp_path / "out" / TUNING_RECORD_FILE).open()]
     assert out == rows[:3]
+
+
+# -- the log of legacy Ansor -----------------------------------------------------------------------
+
+
+def program(number: int, latency_s: float = 1e-3, task: str = "matmul") -> str:
+    """A line as stock Ansor writes it."""
+    step = ["SP", 2, 0, 256, [number, 32, 4, 1], 1]
+    task_part = [json.dumps([task, 256]), "cuda -arch=sm_80", [-1, 16, 64], "llvm", 0, []]
+    record = {"i": [task_part, [[], [step]]], "r": [[latency_s], 0, 0.03, 1796100750], "v": "v0.6"}
+    return json.dumps(record) + "\n"
+
+
+def ansor_run(path: Path, numbers: Sequence[int], *, more: str = "") -> list[tuple[str, str]]:
+    """A work directory of Ansor: workloads and keys of its kernels, the first the best."""
+    lines = [program(number, 1e-3 * number) for number in numbers]
+    names = [names_of_line(line) for line in lines]
+    head = dataclasses.replace(header(), created=1.7e9 + numbers[0])
+    records = [
+        candidate(key, 1e-3 * number, 0.1 * number, workload=workload)
+        for number, (workload, key) in zip(numbers, names, strict=True)
+    ]
+    write_log(path, [head, *records])
+    (path / LOG_FILE).write_text("# a comment\n" + "".join(lines) + more)
+    return names
+
+
+def test_merging_joins_the_logs_of_ansor(tmp_path: Path) -> None:
+    a, b = (ansor_run(tmp_path / name, n) for name, n in (("a", [1, 2]), ("b", [3, 4])))
+    with (tmp_path / "b" / LOG_FILE).open("a") as file:
+        file.write(program(1, 1e-3) + '{"i": [["torn')
+    result = merge([tmp_path / "a", tmp_path / "b"], tmp_path / "out")
+    assert (result.ansor_records, result.workloads, result.tuning_records) == (4, 0, 0)
+    merged = [(w, key) for w, key, _ in read_log(tmp_path / "out" / LOG_FILE)]
+    assert merged == a + b
+    assert not (tmp_path / "out" / WORKLOAD_FILE).exists()
+    counts = Counts()
+    assert list(verify(tmp_path / "out", counts)) == []
+    assert is_ansor_only(tmp_path / "out")
+
+
+def test_pruning_keeps_the_lines_of_ansor_of_what_it_keeps(tmp_path: Path) -> None:
+    names = ansor_run(tmp_path / "a", range(1, 21))
+    result = prune(tmp_path / "a", tmp_path / "out", keep=3)
+    assert (result.kernels, result.ansor_records, result.without_record) == (3, 3, 0)
+    kept = list(read_log(tmp_path / "out" / LOG_FILE))
+    assert [(w, key) for w, key, _ in kept] == names[:3]
+    assert [line for _, _, line in kept] == [program(n, 1e-3 * n) for n in (1, 2, 3)]
+    assert list(verify(tmp_path / "out", Counts())) == []
+
+
+def test_verify_compares_records_and_the_log_of_ansor(tmp_path: Path) -> None:
+    names = ansor_run(tmp_path, [1, 2], more='{"not": "Ansor"}\n' + program(9))
+    lines = (tmp_path / LOG_FILE).read_text().splitlines(keepends=True)
+    (tmp_path / LOG_FILE).write_text("".join(lines[:2] + lines[3:]))  # without the second kernel
+    counts = Counts()
+    found = [
+        (p.path.name, p.line, p.warning, p.reason.split(": ")[-1]) for p in verify(tmp_path, counts)
+    ]
+    assert found == [
+        (LOG_FILE, 3, False, "not a record of an Ansor log"),
+        (FILE_NAME, 3, True, f"kernel {names[1][1]} is not in {LOG_FILE}"),
+        (LOG_FILE, 4, True, "the program of no energy record"),
+    ]
+    for change in (
+        lambda: merge([tmp_path, tmp_path], tmp_path / "out"),
+        lambda: prune(tmp_path, tmp_path / "out"),
+    ):
+        with pytest.raises(RecordFormatError, match=f"{LOG_FILE}, line 3: not a record"):
+            change()
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_directory_of_both_tuners_is_verified_by_both_files(tmp_path: Path) -> None:
+    ansor_run(tmp_path, [1, 2])
+    stock(tmp_path, ["w0"], [tuning_record(0, 1)])
+    with RecordLog(tmp_path) as log:
+        log.append(candidate("a", 1e-3, 0.1, workload="w0"))
+        log.append(candidate("b", 1e-3, 0.1, workload="elsewhere"))
+    reasons = [p.reason for p in verify(tmp_path, Counts())]
+    assert reasons == [
+        f"workload elsewhere is not in {WORKLOAD_FILE}",
+        f"kernel b is not in {LOG_FILE}",
+    ]
+    result = prune(tmp_path, tmp_path / "out")
+    assert (result.tuning_records, result.ansor_records) == (0, 2)
+
+
+def test_a_log_of_ansor_outside_its_directory_is_not_read(tmp_path: Path) -> None:
+    ansor_run(tmp_path / "a", [1])
+    (tmp_path / "a" / LOG_FILE).rename(tmp_path / "elsewhere")
+    (tmp_path / "a" / LOG_FILE).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(WorkDirError, match="leads out"):
+        list(verify(tmp_path / "a", Counts()))
 
 
 def test_a_key_from_the_file_is_that_of_the_search() -> None:

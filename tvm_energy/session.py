@@ -67,8 +67,8 @@ Floats = npt.NDArray[np.float64]
 #: more than the very fastest kernels.
 EARLY_SLACK = 0.5
 
-#: Kernels that have run, over all tasks, before predictions lead the search; MetaSchedule's own cost model
-#: waits for 100. Until then a random choice among the offspring of the best kernels finds better ones.
+#: Kernels that have run, over all tasks, before predictions lead MetaSchedule's search, whose own cost
+#: model waits for 100. Until then a random choice among the offspring of the best kernels finds better ones.
 WARM_UP = 64
 
 
@@ -159,6 +159,7 @@ class Session:
         rng: source of all randomness.
         on_round: called with the workload hash and the record of each finished round.
         clocks: how clocks are chosen, see `tvm_energy.clock_choice`.
+        warm_up: kernels that must have run, over all tasks, before predictions lead the search.
     """
 
     def __init__(
@@ -171,12 +172,14 @@ class Session:
         rng: np.random.Generator | None = None,
         on_round: Callable[[str, RoundRecord], None] = lambda workload, record: None,
         clocks: str = DEFAULT,
+        warm_up: int = WARM_UP,
     ) -> None:
         self.objective = objective
         self.policy = policy
         self.model = model
         self.on_round = on_round
         self.clocks = check_mode(clocks)
+        self._warm_up = warm_up
         self._log = log
         self._rng = rng if rng is not None else np.random.default_rng(0)
         self._choice_seed = int(self._rng.integers(2**63))
@@ -551,7 +554,7 @@ class Session:
     def leads(self, workload: str) -> bool:
         """Whether enough is known for predictions to lead the search; until then scores are random."""
         known = sum(len(each.kernels) for each in self._tasks.values())
-        if known >= WARM_UP and self._task(workload).kernels:
+        if known >= self._warm_up and self._task(workload).kernels:
             return True
         return self.model.earlier(workload) >= WARM_UP
 

@@ -33,7 +33,7 @@ from tvm_energy.measurement import FINALIST_PLAN, MeasurementPlan
 from tvm_energy.objective import Objective, parse_objective
 from tvm_energy.policy import parse_policy
 from tvm_energy.progress import Progress
-from tvm_energy.session import Session
+from tvm_energy.session import WARM_UP, Session
 from tvm_energy.work_dir import load
 
 DEFAULT_POLICY = "snr"
@@ -143,6 +143,7 @@ def open_run(
     model: str | Path | None = None,
     prior: Prior = "none",
     tuner: str,
+    warm_up: int = WARM_UP,
 ) -> TuningRun:
     """Write the header of a run, and take over what earlier runs left in the work directory.
 
@@ -161,6 +162,7 @@ def open_run(
             learned.
         prior: see `XgbKernelModel`.
         tuner: who reads the features, since another tuner's do not mean the same.
+        warm_up: see `Session`.
 
     Raises:
         ConfigurationError: objective, policy, model or prior is wrong.
@@ -204,6 +206,7 @@ def open_run(
         log=log,
         rng=np.random.default_rng(seed),
         clocks=mode_of(header),
+        warm_up=warm_up,
     )
     session.restore(earlier)
     return TuningRun(

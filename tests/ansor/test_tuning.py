@@ -14,13 +14,17 @@ from conftest import MATMUL, SMALL_SEARCH, trials
 from tvm import auto_scheduler
 
 from tvm_energy import ansor
-from tvm_energy.ansor.logs import LOG_FILE, read_log
-from tvm_energy.ansor.names import names_of, names_of_line, workload_of
+from tvm_energy.ansor.names import names_of, workload_of
 from tvm_energy.ansor.tuning import recovered
+from tvm_energy.ansor_log import LOG_FILE, names_of_line, read_log
 from tvm_energy.errors import ConfigurationError, MeterUnavailable, WorkDirError
+from tvm_energy.logs.merge import merge
+from tvm_energy.logs.prune import prune
+from tvm_energy.logs.verify import Counts, verify
 from tvm_energy.meta_schedule.workloads import parse_workload
 from tvm_energy.records import FILE_NAME, CandidateRecord, FinalRecord, read_records
 from tvm_energy.replay import summarize
+from tvm_energy.session import Session
 
 COMMAND_LINE = "from tvm_energy.cli import main; main()"
 
@@ -170,6 +174,22 @@ def test_the_command_line_exports_the_same_log(simulated, tmp_path: Path) -> Non
     assert export(*to, "--force", "--clock-choice", "one").returncode == 2
 
 
+def test_a_pruned_run_is_in_order_and_stock_ansor_reads_it(simulated, tmp_path: Path) -> None:
+    work_dir, tasks = simulated
+    assert list(verify(work_dir, Counts())) == []
+    result = prune(work_dir, tmp_path / "pruned", keep=1)
+    assert 3 <= result.kernels == result.ansor_records < 36
+    assert list(verify(tmp_path / "pruned", Counts())) == []
+    merged = merge([work_dir, tmp_path / "pruned"], tmp_path / "merged")
+    assert merged.ansor_records == len(lines_of(work_dir))
+    log = tmp_path / "pruned" / LOG_FILE
+    assert len(list(auto_scheduler.load_records(str(log)))) == result.ansor_records
+    best = {task.workload: task.best.key for task in summarize(work_dir).tasks}
+    assert {t.workload: t.best.key for t in summarize(log.parent).tasks} == best
+    for task in tasks:
+        assert task.apply_best(str(log))
+
+
 def test_a_run_is_continued_and_nothing_is_tried_twice(tmp_path: Path) -> None:
     task = ansor.workload_task(MATMUL, device="sim:a100")
     arguments = {"work_dir": tmp_path, "search_policy_params": SMALL_SEARCH, "finalists": 0}
@@ -184,6 +204,32 @@ def test_a_run_is_continued_and_nothing_is_tried_twice(tmp_path: Path) -> None:
     assert len(keys) == len(set(keys)) == 8
     ansor.tune(task, trials(8, 4), seed=1, device="sim:a100", **arguments)
     assert len(lines_of(tmp_path)) == 8
+
+
+def test_predictions_lead_from_the_second_round_on(tmp_path: Path, monkeypatch) -> None:
+    """Fewer kernels than MetaSchedule's search waits for."""
+    led: list[tuple[int, bool]] = []
+    scores = Session.scores
+
+    def watched(self, workload: str, features) -> np.ndarray:
+        known = len(self.kernels(workload))
+        again = [scores(self, workload, features) for _ in range(2)]
+        led.append((known, bool(np.array_equal(*again))))  # random scores differ each time
+        return again[0]
+
+    monkeypatch.setattr(Session, "scores", watched)
+    task = ansor.workload_task(MATMUL, device="sim:a100")
+    ansor.tune(
+        task,
+        trials(20, 10),
+        work_dir=tmp_path,
+        device="sim:a100",
+        search_policy_params=SMALL_SEARCH,
+        finalists=0,
+        seed=1,
+    )
+    assert {known for known, _ in led} == {0, 10}
+    assert all(by_model == (known > 0) for known, by_model in led)
 
 
 def test_the_same_seed_gives_the_same_simulated_run(tmp_path: Path) -> None:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 from collections import Counter
 from pathlib import Path
 from statistics import fmean
 
+import cloudpickle
 import numpy as np
 import pytest
+from wall_meter import BASE_W, FACTOR, WallMeter
 
 import tvm_energy
 from tvm_energy.errors import ConfigurationError, MeterUnavailable, WorkDirError
+from tvm_energy.measurement import MeasurementPlan
+from tvm_energy.meta_schedule.device import open_device
 from tvm_energy.meta_schedule.tuning import (
     TuningTask,
     evolutionary_search,
@@ -25,6 +31,10 @@ from tvm_energy.replay import summarize
 import tvm
 from tvm.ir.utils import derived_object
 from tvm.s_tir import meta_schedule as ms
+
+# Workers cannot import these modules.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+cloudpickle.register_pickle_by_value(sys.modules["wall_meter"])
 
 pytestmark = pytest.mark.tuning
 
@@ -301,6 +311,82 @@ def test_energy_without_a_meter_is_refused(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(rapl, "open_rapl_meter", no_meter)
     with pytest.raises(MeterUnavailable, match="cannot be measured on cpu: there is no processor"):
         tvm_energy.tune_tir(parse_workload(SMALL).primfunc(), LLVM, tmp_path, 4)
+
+
+def test_another_meter_than_the_simulated_card_has(tmp_path: Path) -> None:
+    device = open_device("sim:a100")
+    try:
+        tvm_energy.tune_tir(
+            parse_workload(SMALL).primfunc(),
+            device.target,
+            tmp_path,
+            4,
+            device=device,
+            meter=lambda: WallMeter(
+                device.gpu.timeline.cumulative_j, device.gpu.clock, simulated=True
+            ),
+            policy="all",
+            objective="energy",
+            seed=1,
+        )
+    finally:
+        device.close()
+    records = records_of(tmp_path)
+    assert records[0].meter["meter"] == "wall"
+    measured = [r.measured for r in records if isinstance(r, FinalRecord)]
+    assert measured
+    for item in measured:
+        assert (item.meter, item.scope, item.simulated) == ("wall", "machine", True)
+        limit_w = device.gpu.spec.power_limit_w
+        assert BASE_W + 20 * FACTOR < item.power_w < BASE_W + FACTOR * limit_w
+
+
+def test_another_meter_on_this_cpu_works_in_the_worker(tmp_path: Path) -> None:
+    tvm_energy.tune_tir(
+        parse_workload(SMALL).primfunc(),
+        LLVM,
+        tmp_path,
+        2,
+        meter=WallMeter(),
+        policy="all",
+        objective="energy",
+        plan=MeasurementPlan(window_s=0.2),
+        finalists=0,
+        seed=1,
+    )
+    records = records_of(tmp_path)
+    assert records[0].meter["device_name"] == "rack 7"
+    measured = [r.measured for r in records if isinstance(r, CandidateRecord) and r.measured]
+    assert measured
+    assert all(item.meter == "wall" and not item.simulated for item in measured)
+    assert all(item.energy_j > 0 for item in measured)
+
+
+def test_meters_that_cannot_be_used_are_named() -> None:
+    cases = {
+        "cpu": [
+            ("nvml", ConfigurationError, "no meter 'nvml' measures cpu; use rapl"),
+            (lambda: 1 / 0, MeterUnavailable, "cannot be opened .*division by zero"),
+            (lambda: "a meter", MeterUnavailable, "cannot be opened .*'a meter' is no meter"),
+            (threading.Lock(), MeterUnavailable, "cannot be opened .*pickle"),
+            (WallMeter(simulated=True), ConfigurationError, "is simulated, but device cpu is real"),
+        ],
+        "sim:a100": [
+            ("nvml", ConfigurationError, "has a simulated sensor of its own"),
+            (object(), ConfigurationError, "is no meter: it has no MeterInfo"),
+            (WallMeter(), ConfigurationError, "is real, but device sim:a100 is simulated"),
+        ],
+    }
+    for name, meters in cases.items():
+        device = open_device(name)
+        own = device.meter
+        try:
+            for meter, error, message in meters:
+                with pytest.raises(error, match=message):
+                    device.use_meter(meter)
+                assert device.meter == own
+        finally:
+            device.close()
 
 
 def test_a_tuned_network_equals_onnx_runtime(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from fake_zeus import FakeDevices, FakeGpus
 from nvml_standin import TESTS
 from test_rapl import CpuLoad, Powercap
 from virtual_gpu import TRUE_SENSOR, ScriptedMeter, VirtualGpu, VirtualLoad
+from wall_meter import BASE_W, FACTOR, WallMeter
 
 from tvm_energy.errors import MeterUnavailable
 from tvm_energy.measurement import MeasurementPlan
@@ -66,6 +67,19 @@ class TestSimulatedAdaAverage(OnVirtualGpu):
 
 class TestSimulatedVolta(OnVirtualGpu):
     sensor = VOLTA_SENSOR
+
+
+class TestWallMeter(MeterContract):
+    """The fake that the tests of ``meter=`` use."""
+
+    expected_power_w = BASE_W + FACTOR * POWER_W
+
+    def open_meter(self) -> PowerMeter:
+        self.gpu = VirtualGpu(TRUE_SENSOR)
+        return WallMeter(self.gpu.timeline.cumulative_j, self.gpu.clock, simulated=True)
+
+    def make_load(self, meter: PowerMeter) -> Load:
+        return self.gpu.load(37e-6, POWER_W)
 
 
 class TestRapl(MeterContract):

@@ -19,6 +19,7 @@ from tvm_energy.kernels.devices import (
     Artifact,
     LocalDevice,
     LocalHardware,
+    MeterChoice,
     SimulatedDevice,
     find_cpu,
     find_gpu,
@@ -78,6 +79,10 @@ class AnsorDevice(Protocol):
         self, artifact: Artifact, *, number: int, repeat: int, min_repeat_ms: int, flush: bool
     ) -> tuple[list[float] | None, str | None]:
         """Seconds a launch, one number for each repeat, or the reason why there are none."""
+        ...
+
+    def use_meter(self, meter: MeterChoice) -> None:
+        """Measure energy with another meter than the device's own."""
         ...
 
     def measure(

@@ -1,23 +1,18 @@
 """Ansor's log and our energy records side by side.
 
 The log holds what stock Ansor writes, seconds and all; stock Ansor reads it. The energy of its
-programs lies in ``database_energy_record.json`` in the same directory, joined by `names_of_line`.
+programs lies in ``database_energy_record.json`` in the same directory, joined by what a line says (`tvm_energy.ansor_log`).
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tvm_energy.ansor.names import names_of_line
-from tvm_energy.errors import ConfigurationError, RecordFormatError, WorkDirError
+from tvm_energy.ansor_log import LOG_FILE, read_log
+from tvm_energy.errors import ConfigurationError, WorkDirError
 from tvm_energy.replay import RunSummary, summarize
-from tvm_energy.work_dir import TUNING_RECORD_FILE
-
-#: Ansor's log in a work directory.
-LOG_FILE = "ansor_record.json"
 
 
 def apply_best(
@@ -65,11 +60,6 @@ def apply_best(
     return schedule, tensors
 
 
-def is_ansor_only(work_dir: Path) -> bool:
-    """Whether a work directory was tuned with Ansor and not with MetaSchedule."""
-    return (work_dir / LOG_FILE).is_file() and not (work_dir / TUNING_RECORD_FILE).is_file()
-
-
 def export_log(
     log: str | Path, out: str | Path, objective: str | None = None, *, replace: bool = False
 ) -> int:
@@ -105,25 +95,6 @@ def export_log(
     except OSError as exc:
         raise WorkDirError(f"cannot write {target}: {exc.strerror}") from exc
     return len(lines)
-
-
-def read_log(file: Path) -> Iterator[tuple[str, str, str]]:
-    """Workload, key and text of each line of an Ansor log. A torn last line is left out.
-
-    Raises:
-        RecordFormatError: naming file and line.
-    """
-    with file.open(encoding="utf-8", errors="replace") as stream:
-        for number, line in enumerate(stream, start=1):
-            if line.startswith("#") or not line.strip():
-                continue
-            try:
-                workload, key = names_of_line(line)
-            except RecordFormatError as exc:
-                if not line.endswith("\n"):
-                    return
-                raise RecordFormatError(f"{file}, line {number}: {exc}") from exc
-            yield workload, key, line if line.endswith("\n") else line + "\n"
 
 
 def _chosen_lines(file: Path, summary: RunSummary) -> dict[str, str]:

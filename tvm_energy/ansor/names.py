@@ -1,31 +1,11 @@
-"""Names of tasks and kernels, taken from the content of Ansor's own log lines.
-
-A line of an Ansor log holds, under ``"i"``, the task and the transform steps of one program. Their
-hashes are the workload and the key in our energy records, so the two files are joined by what the
-line says, not by its place; lines may be sorted, merged or taken out.
-"""
+"""Names of tasks and kernels of a search: those that their lines in Ansor's log have (`tvm_energy.ansor_log`)."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
-from tvm_energy.errors import RecordFormatError
-from tvm_energy.json_lines import json_hash, parse_line
-
-
-def names_of_line(line: str) -> tuple[str, str]:
-    """Workload and key of a line of an Ansor log.
-
-    Raises:
-        RecordFormatError: it is not such a line.
-    """
-    value = parse_line(line)
-    try:
-        task, state = value["i"]
-        return json_hash([task[0], task[1]]), json_hash(state[1])
-    except (IndexError, KeyError, TypeError, ValueError) as exc:
-        raise RecordFormatError("not a record of an Ansor log") from exc
+from tvm_energy.ansor_log import names_of_line
 
 
 def names_of(measure_input: Any) -> tuple[str, str]:

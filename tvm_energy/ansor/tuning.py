@@ -23,12 +23,13 @@ from tvm.auto_scheduler.measure_record import load_record_from_string
 from tvm_energy.ansor.callback import EnergyMeasureCallback
 from tvm_energy.ansor.cost_model import EnergyCostModel, read_features
 from tvm_energy.ansor.device import AnsorDevice, check_tasks, open_device
-from tvm_energy.ansor.logs import LOG_FILE, read_log
 from tvm_energy.ansor.measuring import FAILED_S, measuring_on
 from tvm_energy.ansor.names import line_of, names_of, readable_name, workload_of
+from tvm_energy.ansor_log import LOG_FILE, read_log
 from tvm_energy.energy_model.xgb import Prior
 from tvm_energy.errors import ConfigurationError
 from tvm_energy.json_lines import repair_tail
+from tvm_energy.kernels.devices import MeterChoice
 from tvm_energy.measurement import EnergyMeasurement, MeasurementPlan
 from tvm_energy.objective import DEFAULT_OBJECTIVE
 from tvm_energy.progress import Progress, SilentProgress
@@ -51,6 +52,10 @@ load_auto_scheduler()
 #: Kernels of earlier runs whose features are read again, so that the model starts with what it knew.
 _RELEARNED_PER_TASK = 256
 
+#: Predictions lead the search as soon as there are any. With MetaSchedule's warm-up no prediction ever led a
+#: run of 32 trials, and its kernels were far worse than those of stock Ansor learning from its first batch.
+_WARM_UP = 0
+
 
 def tune(
     task: Any,
@@ -60,6 +65,7 @@ def tune(
     objective: str = DEFAULT_OBJECTIVE,
     policy: str = DEFAULT_POLICY,
     device: str | AnsorDevice = "auto",
+    meter: MeterChoice | None = None,
     task_weights: Sequence[float] | None = None,
     search_policy_params: Mapping[str, Any] | None = None,
     seed: int | None = None,
@@ -81,8 +87,10 @@ def tune(
         objective: see `tvm_energy.objective`.
         policy: which candidates have their energy measured, see `tvm_energy.policy`.
         device: ``auto``, ``cpu``, ``cuda``, ``cuda:N``, a GPU's UUID, ``sim:NAME``, or an open device; it brings
-            the meter. ``auto`` follows the target: this CPU for ``llvm``, an NVIDIA GPU for ``cuda`` where
+            a meter. ``auto`` follows the target: this CPU for ``llvm``, an NVIDIA GPU for ``cuda`` where
             there is one, else ``sim:a100``.
+        meter: measures energy in place of the device's own: ``nvml``, ``rapl``, ``zeus``, a meter, or a
+            function that opens one (``docs/extending.md``). A device that was given open keeps it.
         task_weights: how often the network calls each task; 1 each by default.
         search_policy_params: of Ansor's ``SketchPolicy``.
         seed: of the whole run; None draws one.
@@ -114,7 +122,7 @@ def tune(
     if len(by_workload) != len(tasks):
         raise ConfigurationError("two of the tasks are the same; give one of them with more weight")
     folder = Path(work_dir)
-    with locked_work_dir(folder), _opened(device, tasks[0].target) as opened:
+    with locked_work_dir(folder), _opened(device, tasks[0].target, meter) as opened:
         check_tasks(opened, by_workload)
         opened.start_workers()
         run = open_run(
@@ -129,6 +137,7 @@ def tune(
             model=model,
             prior=prior,
             tuner="ansor",
+            warm_up=_WARM_UP,
         )
         try:
             engine = _Engine(
@@ -146,15 +155,17 @@ def tune(
 
 
 @contextlib.contextmanager
-def _opened(device: str | AnsorDevice, target: Any) -> Iterator[AnsorDevice]:
-    if not isinstance(device, str):
-        yield device
-        return
-    opened = open_device(device, target)
+def _opened(
+    device: str | AnsorDevice, target: Any, meter: MeterChoice | None
+) -> Iterator[AnsorDevice]:
+    opened = open_device(device, target) if isinstance(device, str) else device
     try:
+        if meter is not None:
+            opened.use_meter(meter)
         yield opened
     finally:
-        opened.close()
+        if isinstance(device, str):
+            opened.close()
 
 
 class _Engine:
@@ -253,10 +264,7 @@ class _Engine:
 
     def _relearn(self) -> None:
         """Read the features of earlier runs' best kernels again and fit the model to them."""
-        lines = {
-            (workload, key): line
-            for workload, key, line in (read_log(self.log_file) if self.log_file.exists() else ())
-        }
+        lines = {(workload, key): line for workload, key, line in read_log(self.log_file)}
         session = self.run.session
         for workload, task in self.tasks.items():
             kernels = session.kernels(workload)
@@ -371,8 +379,6 @@ class _ObjectivePolicy(auto_scheduler.search_policy.SearchPolicy):
 
     def _ranked_lines(self) -> Iterator[str]:
         """The programs on record, their place in the objective's order in place of their time."""
-        if not self._log_file.exists():
-            return
         session = self._run.session
         kernels = session.kernels(self._workload)
         order = session.parents(self._workload, {k: v.latency_s for k, v in kernels.items()})

@@ -71,12 +71,19 @@ def command(
     A table tells which kernels came from the log, and why others did not.
     """
     set_up_logging()
+    from tvm_energy.ansor_log import is_ansor_only
     from tvm_energy.cli.tune import parse_input_shapes
 
     shapes = parse_input_shapes(input_shape or [])
     if not log.exists():
         raise ConfigurationError(
             f"{log} does not exist; give the --work-dir of a `tvm-energy tune` run, or an export"
+        )
+    if is_ansor_only(log):
+        raise ConfigurationError(
+            f"{log} is a run of legacy Ansor, whose log names no network; in that TVM take its kernels with "
+            f"tvm_energy.ansor.apply_best, or write a log for ApplyHistoryBest: "
+            f"tvm-energy export {log} --to best.json"
         )
     from tvm_energy.meta_schedule.models import ZOO_PREFIX, check_model, open_model
 

@@ -42,7 +42,7 @@ def command(
     log is written, in which stock apply_best finds the choice.
     """
     set_up_logging()
-    from tvm_energy.ansor.logs import is_ansor_only
+    from tvm_energy.ansor_log import is_ansor_only
     from tvm_energy.report import format_quantity, printable, simulated_banner
 
     if is_ansor_only(work_dir):

@@ -140,6 +140,7 @@ def merge_command(
                 "notes": result.notes,
                 "workloads": result.workloads,
                 "tuning_records": result.tuning_records,
+                "ansor_records": result.ansor_records,
             }
         )
         return
@@ -152,6 +153,7 @@ def merge_command(
         f"{_count(result.duplicates, 'duplicate')} left out, "
         f"{_count(len(result.conflicts), 'conflict')}; stock database: "
         f"{_count(result.workloads, 'workload')}, {_count(result.tuning_records, 'tuning record')}"
+        f"{_of_ansor(result.ansor_records)}"
     )
 
 
@@ -183,9 +185,11 @@ def prune_command(
     typer.echo(
         f"{output}: {result.lines} of {_count(result.lines_before, 'line')}, "
         f"{_count(result.kernels, 'kernel')}, {_count(result.tuning_records, 'tuning record')}"
+        f"{_of_ansor(result.ansor_records)}"
     )
-    if result.without_record and result.tuning_records:
-        typer.echo(f"{result.without_record} of these kernels are not in the stock database")
+    if result.without_record and (result.tuning_records or result.ansor_records):
+        where = "Ansor's log" if result.ansor_records else "the stock database"
+        typer.echo(f"{result.without_record} of these kernels are not in {where}")
 
 
 @app.command("convert")
@@ -227,6 +231,10 @@ def convert_command(
         print_json({"output": str(output), "records": count})
     else:
         typer.echo(f"{output}: {_count(count, 'record')}")
+
+
+def _of_ansor(lines: int) -> str:
+    return f", {_count(lines, 'line')} of Ansor's log" if lines else ""
 
 
 def _count(number: int, noun: str) -> str:

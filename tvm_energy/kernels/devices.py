@@ -17,8 +17,15 @@ from typing import Any, TypeVar
 from tvm_energy.errors import ConfigurationError, MeasurementError, MeterUnavailable
 from tvm_energy.kernels.history import History
 from tvm_energy.kernels.pool import WorkerPool
-from tvm_energy.kernels.workers import ArgumentInfo, measure_libraries
+from tvm_energy.kernels.workers import (
+    ArgumentInfo,
+    describe_meter,
+    measure_libraries,
+    open_meter,
+    plain_reason,
+)
 from tvm_energy.measurement import EnergyMeasurement, MeasurementPlan
+from tvm_energy.meters.base import PowerMeter
 from tvm_energy.protocol import measure, measure_interleaved
 from tvm_energy.self_test import open_tested_meter
 from tvm_energy.simulation.devices import DEVICES, find_device
@@ -37,6 +44,13 @@ DEFAULT_SIMULATED = "sim:a100"
 _LATENCY_REPEATS = 3
 
 Device = TypeVar("Device")
+
+#: Another meter than the device's own: a name (``nvml``, ``rapl``, ``zeus``), a meter, or a function without
+#: arguments that opens one.
+MeterChoice = str | PowerMeter | Callable[[], PowerMeter]
+
+#: Which meters can be named for which kind of device.
+_NAMED = {"cuda": ("nvml", "zeus"), "cpu": ("rapl",)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,6 +220,35 @@ class LocalDevice:
         self.build_pool.start()
         self.run_pool.start()
 
+    def use_meter(self, meter: MeterChoice) -> None:
+        """Measure energy with another meter than the device's own.
+
+        Kernels run in a worker process, and so does the meter: a meter or function is sent there, and
+        a new copy is opened and closed for each measurement.
+
+        Raises:
+            ConfigurationError: no meter of that name measures this kind of device, or it is simulated.
+            MeterUnavailable: it cannot be opened there.
+        """
+        spec: dict[str, Any] = {"kind": "given", "meter": meter}
+        if isinstance(meter, str):
+            if meter not in _NAMED[self.kind]:
+                raise ConfigurationError(
+                    f"no meter {meter!r} measures {self.spec}; use {' or '.join(_NAMED[self.kind])}, "
+                    "or give a meter (see docs/extending.md)"
+                )
+            if self._meter_spec is not None and self._meter_spec["kind"] == meter:
+                return  # the device's own, of which the best sensor is known
+            spec = {"kind": meter}
+        ((info, error),) = self._measure_pool.map(describe_meter, [(spec,)])
+        if info is None:
+            raise MeterUnavailable(
+                f"the meter cannot be opened in the process in which kernels run: {plain_reason(error)}"
+            )
+        _check_meter(info, self.spec, simulated=False)
+        self.meter, self.no_meter_reason, self._meter_spec = info, "", spec
+        self.max_power_w = info["max_power_w"] or self.max_power_w
+
     def measure(
         self, artifacts: Sequence[Artifact], plan: MeasurementPlan
     ) -> list[EnergyMeasurement | str]:
@@ -243,8 +286,8 @@ class SimulatedDevice:
         self.gpu = SimulatedGpu(
             find_device(spec.removeprefix("sim:")), clock=VirtualClock(), seed=seed
         )
-        self._nvml_meter = open_nvml_meter(nvml=self.gpu.nvml(), time=self.gpu.clock)
-        info = self._nvml_meter.info
+        self._meter: PowerMeter = open_nvml_meter(nvml=self.gpu.nvml(), time=self.gpu.clock)
+        info = self._meter.info
         self.identity = {
             "name": info.device_name,
             "uuid": spec,
@@ -261,6 +304,24 @@ class SimulatedDevice:
         """See `LocalDevice.start_workers`."""
         self.build_pool.start()
 
+    def use_meter(self, meter: MeterChoice) -> None:
+        """See `LocalDevice.use_meter`; the meter is used in this process, and reads `gpu` in virtual time.
+
+        Raises:
+            ConfigurationError: it is a name, or a meter of something real.
+        """
+        if isinstance(meter, str):
+            raise ConfigurationError(
+                f"meter {meter!r} cannot measure {self.spec}, which has a simulated sensor of its own; "
+                "leave meter= out"
+            )
+        opened = open_meter({"kind": "given", "meter": meter})
+        info = opened.info.to_json()
+        _check_meter(info, self.spec, simulated=True)
+        self._meter.close()
+        self._meter, self.meter = opened, info
+        self.max_power_w = info["max_power_w"] or self.max_power_w
+
     def latency_s(self, path: str) -> list[float]:
         """Simulated run times of an artifact, as a time evaluator would repeat them."""
         return [float(value) for value in self.gpu.latency(read_work(path), _LATENCY_REPEATS)]
@@ -271,17 +332,27 @@ class SimulatedDevice:
         """See `LocalDevice.measure`; takes virtual time only."""
         loads = [self.gpu.load(read_work(artifact.path)) for artifact in artifacts]
         if len(loads) > 1:
-            results = measure_interleaved(loads, self._nvml_meter, plan)
+            results = measure_interleaved(loads, self._meter, plan)
             return [r if isinstance(r, EnergyMeasurement) else str(r) for r in results]
         try:
-            return [measure(loads[0], self._nvml_meter, plan)]
+            return [measure(loads[0], self._meter, plan)]
         except MeasurementError as exc:
             return [str(exc)]
 
     def close(self) -> None:
         """End the workers."""
         self.build_pool.close()
-        self._nvml_meter.close()
+        self._meter.close()
+
+
+def _check_meter(info: dict[str, Any], device: str, *, simulated: bool) -> None:
+    """A simulated number must not pass for a real one, nor the reverse."""
+    if bool(info["simulated"]) != simulated:
+        kinds = ("real", "simulated")
+        raise ConfigurationError(
+            f"meter {info['meter']!r} of {info['device_name']} is {kinds[not simulated]}, but device "
+            f"{device} is {kinds[simulated]}; give another meter= or device="
+        )
 
 
 def read_work(path: str) -> KernelWork:

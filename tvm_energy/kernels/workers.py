@@ -16,6 +16,7 @@ from typing import Any
 
 from tvm_energy.errors import ConfigurationError, MeasurementError, MeterUnavailable
 from tvm_energy.measurement import EnergyMeasurement, MeasurementPlan
+from tvm_energy.meters.base import MeterInfo
 from tvm_energy.meters.nvml_devices import WORKER_VARIABLE
 
 #: A kernel this many times slower than the best of its shape needs no accurate latency. The first factor
@@ -253,11 +254,25 @@ def open_meter(meter: dict[str, Any]) -> Any:
     """Open the meter that a dict describes.
 
     ``{"kind": "nvml", "uuid": ..., "field": ..., "force": ...}`` (the last two as in `open_nvml_meter`,
-    and optional) or ``{"kind": "rapl"}``, which has a counter alone.
+    and optional), ``{"kind": "rapl"}``, which has a counter alone, ``{"kind": "zeus"}``, or
+    ``{"kind": "given", "meter": ...}`` with a meter or a function that opens one.
 
     Raises:
         MeterUnavailable: there is no such sensor.
+        ConfigurationError: what was given is no meter.
     """
+    if meter["kind"] == "given":
+        given = meter["meter"]
+        opened = given() if callable(given) else given
+        if not isinstance(getattr(opened, "info", None), MeterInfo):
+            raise ConfigurationError(
+                f"{opened!r} is no meter: it has no MeterInfo (see docs/extending.md)"
+            )
+        return opened
+    if meter["kind"] == "zeus":
+        from tvm_energy.meters.zeus import open_zeus_meter
+
+        return open_zeus_meter()
     if meter["kind"] == "nvml":
         from tvm_energy.meters.nvml import open_nvml_meter
 
@@ -269,6 +284,12 @@ def open_meter(meter: dict[str, Any]) -> Any:
     if meter.get("field") not in (None, "counter"):
         raise MeterUnavailable("RAPL has a counter and no other sensor")
     return open_rapl_meter()
+
+
+def describe_meter(meter: dict[str, Any]) -> dict[str, Any]:
+    """What the meter says of itself here, where it will measure; its `MeterInfo` as JSON."""
+    with contextlib.closing(open_meter(meter)) as opened:
+        return dict(opened.info.to_json())
 
 
 class TvmLoad:

@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tvm_energy.ansor_log import LOG_FILE, check_log, read_log
 from tvm_energy.errors import ConfigurationError, RecordFormatError, WorkDirError
-from tvm_energy.json_lines import lines_of, open_file, parse_line
+from tvm_energy.json_lines import LONGEST_STOCK_LINE, lines_of, open_file, parse_line
 from tvm_energy.logs.load import Log, device_name, differences, locked, record_file
 from tvm_energy.logs.output import new_file, refuse_existing
 from tvm_energy.measurement import EnergyMeasurement
@@ -55,7 +56,8 @@ class Merged:
             same run (left out), or another energy for the same kernel measured in the same way (kept,
             since both are measurements).
         notes: what a reader should know: runs whose figures are not ranked with those of the last.
-        workloads, tuning_records: lines of the stock files; 0 where no source has them.
+        workloads, tuning_records, ansor_records: lines of the stock files, and of the log of legacy Ansor;
+            0 where no source has them.
     """
 
     runs: int = 0
@@ -65,6 +67,7 @@ class Merged:
     notes: list[str] = field(default_factory=list)
     workloads: int = 0
     tuning_records: int = 0
+    ansor_records: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +91,7 @@ class _Part:
 def merge(sources: Sequence[Path], output: Path) -> Merged:
     """Merge work directories or record files into a new work directory.
 
-    The stock databases of work directories are merged too. Sources are only read.
+    The stock databases and Ansor logs of work directories are merged too. Sources are only read.
 
     Raises:
         ConfigurationError: fewer than two sources, a missing one, or the output exists.
@@ -97,13 +100,14 @@ def merge(sources: Sequence[Path], output: Path) -> Merged:
     """
     if len(sources) < 2:
         raise ConfigurationError("merging needs two logs at least")
-    for name in (FILE_NAME, WORKLOAD_FILE, TUNING_RECORD_FILE):
+    for name in (FILE_NAME, WORKLOAD_FILE, TUNING_RECORD_FILE, LOG_FILE):
         refuse_existing(output / name)
     logs = {source: Log.of(source) for source in sources}
     _same_device(list(logs.values()))
     directories = [source for source in sources if source.is_dir()]
     for directory in directories:
         check_stock(directory)
+        check_log(directory)
     runs: dict[bytes, list[_Part]] = {}
     for source in sources:
         for part in _parts(record_file(source)):
@@ -126,6 +130,7 @@ def merge(sources: Sequence[Path], output: Path) -> Merged:
             for line in _merged_run(parts, result, energies):
                 file.write(line)
     _merge_stock(directories, output, result)
+    _merge_ansor(directories, output, result)
     return result
 
 
@@ -317,3 +322,19 @@ def _merge_stock(sources: Sequence[Path], output: Path, result: Merged) -> None:
                     seen.add(content)
                     file.write(json.dumps(value, separators=(",", ":")) + "\n")
     result.tuning_records = len(seen)
+
+
+def _merge_ansor(sources: Sequence[Path], output: Path, result: Merged) -> None:
+    """Join the logs of legacy Ansor: each line once, by its content."""
+    sources = [source for source in sources if (source / LOG_FILE).exists()]
+    if not sources:
+        return
+    seen: set[bytes] = set()
+    with new_file(output / LOG_FILE) as file:
+        for source in sources:
+            for _, _, line in read_log(source / LOG_FILE):
+                content = _digest(parse_line(line, LONGEST_STOCK_LINE))
+                if content not in seen:
+                    seen.add(content)
+                    file.write(line)
+    result.ansor_records = len(seen)

@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from tvm_energy.ansor_log import LOG_FILE, check_log, read_log
 from tvm_energy.errors import ConfigurationError, RecordFormatError
 from tvm_energy.json_lines import parse_line, read_lines
 from tvm_energy.logs.load import Log, filtered, record_file
@@ -51,14 +52,16 @@ class Pruned:
     Attributes:
         lines_before, lines: lines of records before and after.
         kernels: kept.
-        tuning_records: lines of the stock database kept; 0 without one.
-        without_record: kept kernels that the stock database does not have.
+        tuning_records, ansor_records: lines kept of the stock database, and of the log of legacy Ansor; 0
+            without one.
+        without_record: kept kernels that neither of the two has.
     """
 
     lines_before: int = 0
     lines: int = 0
     kernels: int = 0
     tuning_records: int = 0
+    ansor_records: int = 0
     without_record: int = 0
 
 
@@ -77,10 +80,11 @@ def prune(source: Path, output: Path, *, objective: str | None = None, keep: int
     """
     if keep < 1:
         raise ConfigurationError(f"at least 1 kernel of each task is kept, got {keep}")
-    for name in (FILE_NAME, WORKLOAD_FILE, TUNING_RECORD_FILE):
+    for name in (FILE_NAME, WORKLOAD_FILE, TUNING_RECORD_FILE, LOG_FILE):
         refuse_existing(output / name)
     if source.is_dir():
         check_stock(source)
+        check_log(source)
     path, log = record_file(source), Log.of(source)
     objectives = _objectives(log, objective)
     whole = kernels_by_workload(filtered(log.records(), log.header, Counter()))
@@ -90,7 +94,9 @@ def prune(source: Path, output: Path, *, objective: str | None = None, keep: int
         for line in _lines(path, whole, kept, result):
             file.write(line)
     if source.is_dir():
-        _prune_stock(source, output, kept, result)
+        found = _prune_stock(source, output, kept, result)
+        found |= _prune_ansor(source, output, kept, result)
+        result.without_record = result.kernels - len(found)
     return result
 
 
@@ -162,10 +168,11 @@ def _lines(
 
 def _prune_stock(
     source: Path, output: Path, kept: Mapping[str, Collection[str]], result: Pruned
-) -> None:
-    """The tuning records of the kept kernels, with the workloads that they name."""
+) -> set[tuple[str, str]]:
+    """The tuning records of the kept kernels, with the workloads that they name; which were found."""
+    found: set[tuple[str, str]] = set()
     if not (source / WORKLOAD_FILE).exists():
-        return
+        return found
     hashes: list[str] = []
     indices: dict[str, int] = {}
     with new_file(output / WORKLOAD_FILE) as file:
@@ -175,7 +182,6 @@ def _prune_stock(
                 if value[0] in kept and value[0] not in indices:
                     indices[value[0]] = len(indices)
                     file.write(line)
-    found: set[tuple[str, str]] = set()
     with new_file(output / TUNING_RECORD_FILE) as file:
         for _, value in stock_values(source / TUNING_RECORD_FILE):
             if not is_tuning_record(value):
@@ -187,4 +193,20 @@ def _prune_stock(
                 value[0] = indices[workload]
                 file.write(json.dumps(value, separators=(",", ":")) + "\n")
                 result.tuning_records += 1
-    result.without_record = result.kernels - len(found)
+    return found
+
+
+def _prune_ansor(
+    source: Path, output: Path, kept: Mapping[str, Collection[str]], result: Pruned
+) -> set[tuple[str, str]]:
+    """The lines of the kept kernels in the log of legacy Ansor; which were found."""
+    found: set[tuple[str, str]] = set()
+    if not (source / LOG_FILE).exists():
+        return found
+    with new_file(output / LOG_FILE) as file:
+        for workload, key, line in read_log(source / LOG_FILE):
+            if key in kept.get(workload, ()):
+                found.add((workload, key))
+                file.write(line)
+                result.ansor_records += 1
+    return found

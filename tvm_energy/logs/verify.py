@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tvm_energy.ansor_log import LOG_FILE, checked_lines
 from tvm_energy.errors import RecordFormatError
 from tvm_energy.json_lines import read_lines, refuse_link_out
 from tvm_energy.logs.load import device_name, record_file
@@ -46,7 +47,7 @@ class Counts:
 def verify(source: Path, counts: Counts) -> Iterator[Problem]:
     """Problems of a work directory or a record file, in the order of its lines.
 
-    A work directory's stock files are checked too, as far as that goes without TVM.
+    A work directory's stock files and Ansor's log are checked too, as far as that goes without TVM.
 
     Args:
         source: only read, and line by line.
@@ -64,6 +65,7 @@ def verify(source: Path, counts: Counts) -> Iterator[Problem]:
 
 def _problems(source: Path, path: Path, counts: Counts) -> Iterator[Problem]:
     known: set[str] | None = None
+    programs: dict[tuple[str, str], int] = {}
     if source.is_dir():
         for name in (WORKLOAD_FILE, TUNING_RECORD_FILE):
             refuse_link_out(source / name)
@@ -71,7 +73,12 @@ def _problems(source: Path, path: Path, counts: Counts) -> Iterator[Problem]:
         if (source / WORKLOAD_FILE).exists():
             lines = stock_lines(source / WORKLOAD_FILE)
             known = {value[0] for _, value in lines if is_workload(value)}
-    check = _Check(known)
+        for number, found in checked_lines(source / LOG_FILE):
+            if isinstance(found, Problem):
+                yield found
+            else:
+                programs.setdefault(found[:2], number)
+    check = _Check(known, programs if source.is_dir() and (source / LOG_FILE).exists() else None)
     reader = LineReader(path)
     for number, line in read_lines(path):
         try:
@@ -88,6 +95,8 @@ def _problems(source: Path, path: Path, counts: Counts) -> Iterator[Problem]:
             yield Problem(path, number, reason, warning)
     if not counts.lines:
         yield Problem(path, 0, "holds no records")
+    for number in check.without_record():
+        yield Problem(source / LOG_FILE, number, "the program of no energy record", warning=True)
 
 
 class _Check:
@@ -95,10 +104,13 @@ class _Check:
 
     Args:
         known: workload hashes of the stock database, None without one.
+        programs: lines of Ansor's log by workload and key, None without one.
     """
 
-    def __init__(self, known: set[str] | None) -> None:
+    def __init__(self, known: set[str] | None, programs: dict[tuple[str, str], int] | None) -> None:
         self._known = known
+        self._programs = programs
+        self._of_ansor = {workload for workload, _ in programs or ()}
         self._header: Header | None = None
         self._keys: dict[str, set[str]] = {}
         self._since_round: Counter[str] = Counter()
@@ -119,7 +131,7 @@ class _Check:
             self._measured_since_round.clear()
             return
         workload = record.workload
-        if self._known is not None and workload not in self._known | self._unknown:
+        if self._known is not None and workload not in self._known | self._of_ansor | self._unknown:
             self._unknown.add(workload)
             yield f"workload {workload[:40]} is not in {WORKLOAD_FILE}", True
         if isinstance(record, CandidateRecord):
@@ -134,10 +146,22 @@ class _Check:
                 )
             yield from self._simulated(record)
 
+    def without_record(self) -> Iterator[int]:
+        """Numbers of the lines of Ansor's log that are about no kernel seen."""
+        for (workload, key), number in (self._programs or {}).items():
+            if key not in self._keys.get(workload, ()):
+                yield number
+
     def _candidate(self, record: CandidateRecord) -> Iterator[tuple[str, bool]]:
         if not record.key:
             return
         self._keys.setdefault(record.workload, set()).add(record.key)
+        if (
+            self._programs is not None
+            and record.workload not in (self._known or ())
+            and (record.workload, record.key) not in self._programs
+        ):
+            yield f"kernel {record.key[:40]} is not in {LOG_FILE}", True
         self._since_round[record.workload] += 1
         self._measured_since_round[record.workload] += record.measured is not None
         if record.measured is not None and record.latency_s is None:

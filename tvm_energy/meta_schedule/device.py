@@ -14,6 +14,7 @@ from tvm_energy.kernels.devices import (
     Artifact,
     LocalDevice,
     LocalHardware,
+    MeterChoice,
     find_cpu,
     find_gpu,
     open_by_name,
@@ -56,6 +57,10 @@ class TuningDevice(Protocol):
 
     def start_workers(self) -> None:
         """Let the workers load TVM while this process prepares the search."""
+        ...
+
+    def use_meter(self, meter: MeterChoice) -> None:
+        """Measure energy with another meter than the device's own."""
         ...
 
     def measure(

@@ -24,7 +24,7 @@ from tvm_energy.clock_search import ClockSearch, check_clocks
 from tvm_energy.energy_model.xgb import Prior
 from tvm_energy.errors import ConfigurationError, TvmEnergyError
 from tvm_energy.kernels.clock_control import open_clocks
-from tvm_energy.kernels.devices import Artifact
+from tvm_energy.kernels.devices import Artifact, MeterChoice
 from tvm_energy.measurement import EnergyMeasurement, MeasurementPlan
 from tvm_energy.meta_schedule.callback import EnergyCallback
 from tvm_energy.meta_schedule.cost_model import EnergyCostModel, FeatureReader
@@ -78,6 +78,7 @@ def run(
     tasks: Sequence[TuningTask],
     *,
     device: str | TuningDevice = "auto",
+    meter: MeterChoice | None = None,
     work_dir: Path,
     trials: int,
     trials_per_round: int = 64,
@@ -100,6 +101,8 @@ def run(
     Args:
         tasks: what to tune.
         device: see `open_device`; or an open device.
+        meter: measures energy in place of the device's own: ``nvml``, ``rapl``, ``zeus``, a meter, or a
+            function that opens one (``docs/extending.md``). A device that was given open keeps it.
         work_dir: an earlier run in it, of the same device, is continued.
         trials: candidates tried in all, those of earlier runs in the directory included.
         trials_per_round: candidates a round.
@@ -133,7 +136,7 @@ def run(
     stock = dict(stock or {})
     if population is not None:
         stock["strategy"] = evolutionary_search(population)
-    with locked_work_dir(Path(work_dir)), _opened(device, target) as opened:
+    with locked_work_dir(Path(work_dir)), _opened(device, target, meter) as opened:
         opened.start_workers()
         engine = _Engine.open(
             opened,
@@ -189,15 +192,17 @@ def _check_clocks(
 
 
 @contextlib.contextmanager
-def _opened(device: str | TuningDevice, target: Any) -> Iterator[TuningDevice]:
-    if not isinstance(device, str):
-        yield device
-        return
-    opened = open_device(device, target)
+def _opened(
+    device: str | TuningDevice, target: Any, meter: MeterChoice | None
+) -> Iterator[TuningDevice]:
+    opened = open_device(device, target) if isinstance(device, str) else device
     try:
+        if meter is not None:
+            opened.use_meter(meter)
         yield opened
     finally:
-        opened.close()
+        if isinstance(device, str):
+            opened.close()
 
 
 @dataclass(kw_only=True)
@@ -507,6 +512,7 @@ def tune_tir(
     objective: str = DEFAULT_OBJECTIVE,
     policy: str = DEFAULT_POLICY,
     device: str | TuningDevice = "auto",
+    meter: MeterChoice | None = None,
     plan: MeasurementPlan | None = None,
     finalists: int = DEFAULT_FINALISTS,
     clocks: int | None = None,
@@ -525,7 +531,7 @@ def tune_tir(
         max_trials_global: trials in all, those of earlier runs in `work_dir` included.
         num_trials_per_iter: candidates a round.
         seed: of the whole run.
-        objective, policy, plan, finalists, clocks, clock_per_kernel, model, prior, progress: see `run`.
+        objective, policy, meter, plan, finalists, clocks, clock_per_kernel, model, prior, progress: see `run`.
         device: ``auto`` follows the target: this CPU for ``llvm``, an NVIDIA GPU for ``cuda`` where
             there is one, else ``sim:a100``.
         stock: further arguments of the stock function.
@@ -538,6 +544,7 @@ def tune_tir(
     return run(
         tasks,
         device=_device_for(device, target),
+        meter=meter,
         target=target,
         work_dir=Path(work_dir),
         trials=max_trials_global,
@@ -571,6 +578,7 @@ def tune_relax(
     objective: str = DEFAULT_OBJECTIVE,
     policy: str = DEFAULT_POLICY,
     device: str | TuningDevice = "auto",
+    meter: MeterChoice | None = None,
     plan: MeasurementPlan | None = None,
     finalists: int = DEFAULT_FINALISTS,
     clocks: int | None = None,
@@ -596,6 +604,7 @@ def tune_relax(
     return run(
         tasks,
         device=_device_for(device, target),
+        meter=meter,
         target=target,
         work_dir=Path(work_dir),
         trials=max_trials_global,
@@ -657,6 +666,7 @@ def options(
     objective: str = DEFAULT_OBJECTIVE,
     policy: str = DEFAULT_POLICY,
     device: str | TuningDevice = "auto",
+    meter: MeterChoice | None = None,
     seed: int | None = None,
     plan: MeasurementPlan | None = None,
     finalists: int = DEFAULT_FINALISTS,
@@ -675,13 +685,13 @@ def options(
     Args:
         target: TVM target of the tune call.
         work_dir: of the tune call.
-        objective, policy, device, seed, plan, finalists, clocks, clock_per_kernel, model, prior: see `run`.
+        objective, policy, device, meter, seed, plan, finalists, clocks, clock_per_kernel, model, prior: see `run`.
     """
     _check_clocks(clocks, clock_per_kernel, finalists, objective)
     cleanup = contextlib.ExitStack()
     try:
         cleanup.enter_context(locked_work_dir(Path(work_dir)))
-        opened = cleanup.enter_context(_opened(_device_for(device, target), target))
+        opened = cleanup.enter_context(_opened(_device_for(device, target), target, meter))
         engine = _Engine.open(
             opened,
             Path(work_dir),
