@@ -551,6 +551,10 @@ class Session:
         for key, energy_j in zip(keys, prediction.energy_j, strict=True):
             task.kernels[key] = replace(task.kernels[key], predicted_energy_j=float(energy_j))
 
+    def knows(self, workload: str) -> bool:
+        """Whether a search has anything to start from: a kernel of the task that ran, or a model of it."""
+        return bool(self._task(workload).kernels) or self.leads(workload)
+
     def leads(self, workload: str) -> bool:
         """Whether enough is known for predictions to lead the search; until then scores are random."""
         known = sum(len(each.kernels) for each in self._tasks.values())

@@ -17,7 +17,7 @@ from tvm import te
 from tvm.s_tir import meta_schedule as ms
 
 from tvm_energy.meta_schedule.cost_model import FeatureReader
-from tvm_energy.meta_schedule.mutation import LedMutator, led_space
+from tvm_energy.meta_schedule.mutation import WaitingMutator, waiting_space
 
 TARGET = tvm.target.Target({"kind": "llvm", "num-cores": 2})
 
@@ -69,10 +69,10 @@ def test_which_targets_need_only_x86_intrinsics(target: dict[str, str], x86: boo
     assert compat._is_x86(tvm.target.Target(target)) is x86
 
 
-def test_mutators_wait_until_the_search_is_led(module: Any) -> None:
+def test_mutators_wait_until_kernels_are_known(module: Any) -> None:
     compat.import_tensor_intrinsics()
-    led = False
-    space = led_space(module, TARGET, lambda: led)
+    known = False
+    space = waiting_space(module, TARGET, lambda: known)
     stock = ms.TuneContext(mod=module, target=TARGET, space_generator="post-order-apply")
     probabilities = sorted(float(p) for p in stock.space_generator.mutator_probs.values())
     assert sorted(float(p) for p in space.mutator_probs.values()) == probabilities
@@ -80,19 +80,19 @@ def test_mutators_wait_until_the_search_is_led(module: Any) -> None:
     trace = context.generate_design_space()[-1].trace
     mutators = list(context.space_generator.mutator_probs)
     assert all(mutator.apply(trace) is None for mutator in mutators)
-    led = True
+    known = True
     mutated = [new for mutator in mutators for _ in range(20) if (new := mutator.apply(trace))]
     assert any(str(new) != str(trace) for new in mutated)
 
 
 def test_a_mutator_passes_on_the_seed(module: Any) -> None:
     compat.import_tensor_intrinsics()
-    space = led_space(module, TARGET, lambda: True)
+    space = waiting_space(module, TARGET, lambda: True)
     context = ms.TuneContext(mod=module, target=TARGET, space_generator=space).clone()
     trace = context.generate_design_space()[-1].trace
     for mutator in ms.mutator.Mutator.create("llvm"):
         mutator._initialize_with_tune_context(context)
-        ours = LedMutator(mutator, lambda: True)
+        ours = WaitingMutator(mutator, lambda: True)
         same = [ms._ffi_api.MutatorApply(ours, trace, 5) for _ in range(4)]
         assert len({str(new) for new in same}) == 1
 

@@ -31,7 +31,7 @@ from tvm_energy.meta_schedule.cost_model import EnergyCostModel, FeatureReader
 from tvm_energy.meta_schedule.database import ObjectiveDatabase
 from tvm_energy.meta_schedule.device import TuningDevice, open_device
 from tvm_energy.meta_schedule.logs import close_loggers, open_loggers
-from tvm_energy.meta_schedule.mutation import led_space
+from tvm_energy.meta_schedule.mutation import waiting_space
 from tvm_energy.meta_schedule.runner import argument_infos
 from tvm_energy.meta_schedule.task_scheduler import EnergyTaskScheduler
 from tvm_energy.meta_schedule.traces import workload_hash
@@ -362,8 +362,8 @@ class _Engine(TuningRun):
                 mod = normalized(task.mod)
                 space = special.get(task.name, stock.get("space", "post-order-apply"))
                 if space == "post-order-apply":
-                    led = partial(self.session.leads, workload)
-                    space = led_space(mod, self.device.target, led)
+                    known = partial(self.session.knows, workload)
+                    space = waiting_space(mod, self.device.target, known)
                 context = ms.TuneContext(
                     mod=mod,
                     target=self.device.target,
