@@ -323,7 +323,7 @@ SMALL = ["--workload", "matmul:m=64,n=64,k=64"]
         ([*SMALL, "--clock-per-kernel"], "--clock-per-kernel needs --clocks"),
         ([*SMALL, "--seed", "-1"], "--seed"),
         ([*SMALL, "--model", "no-such-folder"], "--model no-such-folder: there is no such file"),
-        ([*SMALL, "--prior", "magic"], "--prior: unknown prior 'magic'; known are none, counts"),
+        ([*SMALL, "--prior", "magic"], "unknown prior 'magic'; known are none, counts"),
         ([*SMALL, "--max-tasks", "0"], "--max-tasks"),
         ([*SMALL, "--device", "toaster"], "unknown device 'toaster'"),
     ],

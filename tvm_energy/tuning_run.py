@@ -20,7 +20,8 @@ import numpy as np
 
 from tvm_energy import records as rec
 from tvm_energy.clock_choice import mode_of
-from tvm_energy.energy_model.xgb import Prior, XgbKernelModel, check_prior
+from tvm_energy.energy_model.prior import Prior, check_prior
+from tvm_energy.energy_model.xgb import XgbKernelModel
 from tvm_energy.errors import (
     ConfigurationError,
     MeterUnavailable,

@@ -26,7 +26,7 @@ from tvm_energy.ansor.device import AnsorDevice, check_tasks, open_device
 from tvm_energy.ansor.measuring import FAILED_S, measuring_on
 from tvm_energy.ansor.names import line_of, names_of, readable_name, workload_of
 from tvm_energy.ansor_log import LOG_FILE, read_log
-from tvm_energy.energy_model.xgb import Prior
+from tvm_energy.energy_model.prior import Prior
 from tvm_energy.errors import ConfigurationError
 from tvm_energy.json_lines import repair_tail
 from tvm_energy.kernels.devices import MeterChoice
@@ -147,10 +147,10 @@ def tune(
                 engine.search(dict(search_policy_params or {}))
             engine.measure_finalists(finalists)
         finally:
-            run.save_model()
             run.log.close()
             if progress is not None:
                 progress.finished()
+            run.save_model()
     return summarize(folder)
 
 

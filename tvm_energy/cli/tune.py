@@ -174,11 +174,13 @@ def command(
     Running the same command again continues where the last run stopped.
     """
     set_up_logging(quiet, verbose)
+    from tvm_energy.energy_model.prior import check_prior
+
     # What can be found wrong without TVM is found now, before the seconds that its import takes.
     needs_energy = parse_objective(objective, max_power_w=1.0).needs_energy
     _check_clocks(clocks, clock_per_kernel, finalists, needs_energy, device)
     _check_policy(policy)
-    _check_prior(prior)
+    known_prior = check_prior(prior)
     _check_model(start_model)
     source = Source.parse(model, workload or [], input_shape or [])
     plan = None
@@ -225,7 +227,7 @@ def command(
                 clocks=clocks,
                 clock_per_kernel=clock_per_kernel,
                 model=start_model,
-                prior=prior,  # type: ignore[arg-type]  # checked above
+                prior=known_prior,
                 population=population,
                 progress=progress,
             )
@@ -389,12 +391,6 @@ def _check_policy(policy: str) -> None:
     from tvm_energy.policy import parse_policy
 
     parse_policy(policy)
-
-
-def _check_prior(prior: str) -> None:
-    # The module of the energy model imports xgboost.
-    if prior not in ("none", "counts"):
-        raise ConfigurationError(f"--prior: unknown prior {prior!r}; known are none, counts")
 
 
 def _check_model(model: Path | None) -> None:

@@ -9,10 +9,16 @@ for the nearest memory, cache lines for the next, unique bytes for DRAM.
 
 from __future__ import annotations
 
+from typing import Literal, get_args
+
 import numpy as np
 
 from tvm_energy.energy_model.base import Floats
+from tvm_energy.errors import ConfigurationError
 from tvm_energy.features import VECTOR_LENGTH, feature_names
+
+#: Whether the energy model sees the prior.
+Prior = Literal["none", "counts"]
 
 #: Picojoules an operation; float32 and int32. Division: 7.1 multiplications, as Yarici et al., Frontiers
 #: in Neurology 2022 (PMC8934428), measured on a Cortex-M4F; a comparison is a subtraction.
@@ -37,6 +43,18 @@ _LINE_BYTES = 64  # of the feature extractor
 
 #: Names of the columns: log2(1 + pJ) in all, of arithmetic, and of three levels of memory.
 PRIOR_NAMES = ("prior_total", "prior_arithmetic", "prior_near", "prior_cache", "prior_dram")
+
+
+def check_prior(name: str) -> Prior:
+    """The prior of this name.
+
+    Raises:
+        ConfigurationError: there is none; the message names those that there are.
+    """
+    for known in get_args(Prior):
+        if name == known:
+            return known
+    raise ConfigurationError(f"unknown prior {name!r}; known are {', '.join(get_args(Prior))}")
 
 
 def _terms() -> list[dict[str, float]]:

@@ -44,13 +44,12 @@ import numpy.typing as npt
 
 from tvm_energy.energy_model.base import Floats, Prediction, Sample
 from tvm_energy.energy_model.compat import xgboost
-from tvm_energy.energy_model.prior import prior_columns
+from tvm_energy.energy_model.prior import Prior, check_prior, prior_columns
 from tvm_energy.energy_model.samples_json import samples_from_json, samples_to_json
 from tvm_energy.energy_model.trees import Trees
-from tvm_energy.errors import ConfigurationError, RecordFormatError
+from tvm_energy.errors import RecordFormatError
 
 Variant = Literal["factored", "direct"]
-Prior = Literal["none", "counts"]
 
 _FORMAT = "tvm_energy.energy_model"
 _VERSION = 4
@@ -407,16 +406,6 @@ class XgbKernelModel:
         self._least_s, self._least_j, self._typical_w = tables
         self._errors, self._search_errors, self._seen = errors, search_errors, seen
         self._latency, self._energy = latency, energy
-
-
-def check_prior(name: str) -> None:
-    """Refuse a prior that does not exist.
-
-    Raises:
-        ConfigurationError: naming those that do.
-    """
-    if name not in ("none", "counts"):
-        raise ConfigurationError(f"unknown prior {name!r}; known are none, counts")
 
 
 def _most_telling(samples: Sequence[Sample], seed: int) -> list[Sample]:

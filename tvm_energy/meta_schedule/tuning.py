@@ -21,7 +21,7 @@ from tvm.s_tir import meta_schedule as ms
 
 from tvm_energy import records as rec
 from tvm_energy.clock_search import ClockSearch, check_clocks
-from tvm_energy.energy_model.xgb import Prior
+from tvm_energy.energy_model.prior import Prior
 from tvm_energy.errors import ConfigurationError, TvmEnergyError
 from tvm_energy.kernels.clock_control import open_clocks
 from tvm_energy.kernels.devices import Artifact, MeterChoice
@@ -157,10 +157,10 @@ def run(
             engine.measure_finalists(finalists)
             engine.measure_clocks()
         finally:
-            engine.save_model()
             engine.progress.finished()
             engine.log.close()
             close_loggers()
+            engine.save_model()
         return engine.database
 
 
