@@ -401,6 +401,26 @@ def test_few_kernels_do_not_lead_the_search() -> None:
     assert np.median(led) > 0.3
 
 
+def test_when_predictions_lead_and_what_a_search_starts_from() -> None:
+    """Ansor's searches are led at once, MetaSchedule's later; both start from any kernel that ran."""
+    led = {}
+    for warm_up in (0, WARM_UP):
+        session = Session(
+            objective=parse_objective("latency"),
+            policy=parse_policy("none"),
+            model=XgbKernelModel(seed=1),
+            log=None,
+            warm_up=warm_up,
+        )
+        session.add_task(TASK, "main")
+        assert not session.knows(TASK)
+        assert not session.leads(TASK)
+        play(session, Kernels(), 1, size=10)
+        assert session.knows(TASK)
+        led[warm_up] = session.leads(TASK)
+    assert led == {0: True, WARM_UP: False}
+
+
 def test_an_order_that_races_is_measured_as_a_race() -> None:
     plan = MeasurementPlan()
     assert Order(index=0, rival_j=0.2).plan(plan) == plan

@@ -41,6 +41,8 @@ def test_each_count_costs_its_published_energy() -> None:
         )
     )
     assert parts["prior_arithmetic"] == pytest.approx(1000 * (0.9 + 3.7) + 100 * 0.1)
+    products = picojoules(kernel(float_mul=10, float_add_sub=10, int_mul=10, float_div_mod=10))
+    assert products["prior_arithmetic"] == pytest.approx(10 * (3.7 + 0.9 + 3.1 + 7.1 * 3.7))
     assert parts["prior_near"] == pytest.approx(160 * 10 / 8)
     assert parts["prior_cache"] == pytest.approx(3 * 64 * 100 / 8)
     assert parts["prior_dram"] == pytest.approx(1950)
