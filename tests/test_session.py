@@ -401,8 +401,8 @@ def test_few_kernels_do_not_lead_the_search() -> None:
     assert np.median(led) > 0.3
 
 
-def test_when_predictions_lead_and_what_a_search_starts_from() -> None:
-    """Ansor's searches are led at once, MetaSchedule's later; both start from any kernel that ran."""
+def test_when_predictions_lead_and_when_a_search_breeds() -> None:
+    """Ansor's searches are led at once, MetaSchedule's later, and breed once there is something to select."""
     led = {}
     for warm_up in (0, WARM_UP):
         session = Session(
@@ -413,11 +413,12 @@ def test_when_predictions_lead_and_what_a_search_starts_from() -> None:
             warm_up=warm_up,
         )
         session.add_task(TASK, "main")
-        assert not session.knows(TASK)
+        assert not session.breeds(TASK, 0)
         assert not session.leads(TASK)
         play(session, Kernels(), 1, size=10)
-        assert session.knows(TASK)
         led[warm_up] = session.leads(TASK)
+        assert session.breeds(TASK, 9)
+        assert session.breeds(TASK, 10) is led[warm_up]
     assert led == {0: True, WARM_UP: False}
 
 

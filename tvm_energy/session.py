@@ -551,9 +551,13 @@ class Session:
         for key, energy_j in zip(keys, prediction.energy_j, strict=True):
             task.kernels[key] = replace(task.kernels[key], predicted_energy_j=float(energy_j))
 
-    def knows(self, workload: str) -> bool:
-        """Whether a search has anything to start from: a kernel of the task that ran, or a model of it."""
-        return bool(self._task(workload).kernels) or self.leads(workload)
+    def breeds(self, workload: str, parents: int) -> bool:
+        """Whether a search gains by changing known kernels: one that chooses that many of them as parents.
+
+        While scores are random and every known kernel would be a parent, nothing is selected, and mutation
+        only shuffles random samples.
+        """
+        return self.leads(workload) or len(self._task(workload).kernels) > parents
 
     def leads(self, workload: str) -> bool:
         """Whether enough is known for predictions to lead the search; until then scores are random."""

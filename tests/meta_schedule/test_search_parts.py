@@ -69,10 +69,10 @@ def test_which_targets_need_only_x86_intrinsics(target: dict[str, str], x86: boo
     assert compat._is_x86(tvm.target.Target(target)) is x86
 
 
-def test_mutators_wait_until_kernels_are_known(module: Any) -> None:
+def test_mutators_wait_until_it_is_time(module: Any) -> None:
     compat.import_tensor_intrinsics()
-    known = False
-    space = waiting_space(module, TARGET, lambda: known)
+    ready = False
+    space = waiting_space(module, TARGET, lambda: ready)
     stock = ms.TuneContext(mod=module, target=TARGET, space_generator="post-order-apply")
     probabilities = sorted(float(p) for p in stock.space_generator.mutator_probs.values())
     assert sorted(float(p) for p in space.mutator_probs.values()) == probabilities
@@ -80,7 +80,7 @@ def test_mutators_wait_until_kernels_are_known(module: Any) -> None:
     trace = context.generate_design_space()[-1].trace
     mutators = list(context.space_generator.mutator_probs)
     assert all(mutator.apply(trace) is None for mutator in mutators)
-    known = True
+    ready = True
     mutated = [new for mutator in mutators for _ in range(20) if (new := mutator.apply(trace))]
     assert any(str(new) != str(trace) for new in mutated)
 

@@ -151,7 +151,10 @@ def command(
     ] = "none",
     population: Annotated[
         int | None,
-        typer.Option(min=4, help="Population of the evolutionary search; TVM's own by default."),
+        typer.Option(
+            min=4,
+            help="Population of the evolutionary search; by default 8 times --trials-per-round, 64 to 512.",
+        ),
     ] = None,
     tasks: Annotated[
         str | None,

@@ -119,7 +119,7 @@ def run(
         prior: ``counts`` gives the energy model counts of operations and bytes times published energies
             beside the features; ``none`` is the default.
         target: TVM target instead of the device's own.
-        population: of the evolutionary search; None for MetaSchedule's 512.
+        population: of the evolutionary search; None for `default_population`.
         progress: is told how it goes.
         stock: arguments of MetaSchedule's own ``tune_tir`` that replace what we would use:
             ``builder``, ``runner``, ``cost_model``, ``database``, ``space``, ``strategy``, ...
@@ -134,8 +134,8 @@ def run(
     check_counts(tasks, trials, trials_per_round, finalists)
     _check_clocks(clocks, clock_per_kernel, finalists, objective)
     stock = dict(stock or {})
-    if population is not None:
-        stock["strategy"] = evolutionary_search(population)
+    if population is not None or "strategy" not in stock:
+        stock["strategy"] = evolutionary_search(population or default_population(trials_per_round))
     with locked_work_dir(Path(work_dir)), _opened(device, target, meter) as opened:
         opened.start_workers()
         engine = _Engine.open(
@@ -162,6 +162,15 @@ def run(
             close_loggers()
             engine.save_model()
         return engine.database
+
+
+def default_population(per_round: int) -> int:
+    """Population of the search for rounds of that many candidates.
+
+    MetaSchedule's 512 are 8 for each of its 64 candidates a round. Smaller rounds keep that ratio, which
+    makes the search shorter with them; 64 at least, so that there is something to choose from.
+    """
+    return min(512, max(64, 8 * per_round))
 
 
 def evolutionary_search(population: int) -> Any:
@@ -361,14 +370,18 @@ class _Engine(TuningRun):
             try:
                 mod = normalized(task.mod)
                 space = special.get(task.name, stock.get("space", "post-order-apply"))
-                if space == "post-order-apply":
-                    known = partial(self.session.knows, workload)
-                    space = waiting_space(mod, self.device.target, known)
+                strategy = stock["strategy"]
+                if isinstance(strategy, str):
+                    strategy = ms.search_strategy.SearchStrategy.create(strategy)
+                if space == "post-order-apply" and hasattr(strategy, "init_measured_ratio"):
+                    parents = int(strategy.population_size * strategy.init_measured_ratio)
+                    ready = partial(self.session.breeds, workload, parents)
+                    space = waiting_space(mod, self.device.target, ready)
                 context = ms.TuneContext(
                     mod=mod,
                     target=self.device.target,
                     space_generator=space,
-                    search_strategy=stock.get("strategy", "evolutionary"),
+                    search_strategy=strategy,
                     task_name=task.name,
                     rand_state=seed,
                     num_threads=stock.get("num_tuning_cores", "logical"),
