@@ -6,7 +6,8 @@ then evaluated by the simulator without noise. Both search in one thread, since 
 depends on their timing, and no two runs are alike. Every number is simulated. The last line of stdout is
 one JSON object: for each device ``geomean_energy_ratio``, ``geomean_latency_ratio`` (ours / stock),
 ``measured_share`` (energy measurements / candidates), ``geomean_time_ratio`` (wall time of the whole run, with
-the seconds that our energy measurements would take on a device), ``own_share`` (time of our parts, the simulator
+the seconds that our energy measurements would take on a device), ``equal_time`` (both ratios of the kernel that ours
+would have chosen when as much of that time had passed as stock took, without finalists), ``own_share`` (time of our parts, the simulator
 included / time of TVM's search), ``workloads``.
 
 With ``--ablation`` instead: a network of the workloads, each with a weight, tuned with latency instead of energy in
@@ -32,6 +33,8 @@ from pathlib import Path
 from typing import Any
 
 from tvm_energy.errors import TvmEnergyError
+from tvm_energy.progress import SilentProgress
+from tvm_energy.records import FILE_NAME, CandidateRecord, FinalRecord, RoundRecord, read_records
 
 # BERT-base (sequence 128 and 384), ResNet-50 (batch 1), LLaMA-7B (one token, 128 tokens).
 WORKLOADS = {
@@ -120,6 +123,10 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
         "geomean_time_ratio": round(
             geomean([(row["ours_s"] + row["measuring_s"]) / row["stock_s"] for row in rows]), 4
         ),
+        "equal_time": {
+            name: round(geomean([row["equal_time"][name] for row in rows]), 4)
+            for name in ("energy_ratio", "latency_ratio")
+        },
         "own_share": round(
             sum(row["own_s"] for row in rows) / sum(row["search_s"] for row in rows), 4
         ),
@@ -175,7 +182,6 @@ def tune_network(
     from tvm_energy.meta_schedule.device import open_device
     from tvm_energy.meta_schedule.tuning import TuningTask, run
     from tvm_energy.meta_schedule.workloads import parse_workload
-    from tvm_energy.records import FILE_NAME, CandidateRecord, read_records
     from tvm_energy.session import Session
 
     functions = {name: parse_workload(WORKLOADS[name]).primfunc() for name in NETWORK}
@@ -248,17 +254,24 @@ class Settings:
 
 def compare(device: str, name: str, settings: Settings) -> dict[str, Any]:
     """Tune one workload both ways and evaluate both winners."""
+    from tvm_energy.meta_schedule.compat import import_tensor_intrinsics
     from tvm_energy.meta_schedule.workloads import parse_workload
 
     function = parse_workload(WORKLOADS[name]).primfunc()
-    ours = tune_ours(device, function, settings)
+    import_tensor_intrinsics()  # in nobody's time
     stock = tune_stock(device, function, settings)
+    ours = tune_ours(device, function, settings, stock.seconds)
     return {
         "name": name,
         "workload": WORKLOADS[name],
         "energy_ratio": round(ours.energy_j / stock.energy_j, 4),
         "latency_ratio": round(ours.latency_s / stock.latency_s, 4),
         "measured_share": round(ours.measured_share, 4),
+        "equal_time": {
+            "trials": ours.in_time[2],
+            "energy_ratio": round(ours.in_time[0] / stock.energy_j, 4),
+            "latency_ratio": round(ours.in_time[1] / stock.latency_s, 4),
+        },
         "stock_energy_j": stock.energy_j,
         "stock_latency_s": stock.latency_s,
         "ours_s": round(ours.seconds, 1),
@@ -277,6 +290,7 @@ class Outcome:
     seconds: float
     measured_share: float = 0.0
     measuring_s: float = 0.0
+    in_time: tuple[float, float, int] = (0.0, 0.0, 0)
     own_s: float = 0.0
     search_s: float = 1e-9
     build_s: float = 0.0
@@ -334,16 +348,46 @@ def time_description(device: Any, database: Any) -> float:
     return (time.perf_counter() - started) / max(1, len(modules))
 
 
-def tune_ours(spec: str, function: Any, settings: Settings) -> Outcome:
+class RoundClock(SilentProgress):
+    """When each round ended: seconds since the start, those of measuring on a device included."""
+
+    def __init__(self) -> None:
+        self.started_s = time.perf_counter()
+        self.ended_s: list[float] = []
+        self._measuring_s = 0.0
+
+    def round_finished(self, task: str, record: RoundRecord, trials_done: int) -> None:
+        self._measuring_s += record.seconds["measure_device"]
+        self.ended_s.append(time.perf_counter() - self.started_s + self._measuring_s)
+
+
+def best_within(
+    device: Any, database: Any, records: Sequence[Any], rounds: int
+) -> tuple[float, float, int]:
+    """True joules and seconds of what would be chosen after some rounds of one task, and the trials in them."""
+    from tvm_energy.meta_schedule.kernel_description import describe_kernel
+    from tvm_energy.objective import DEFAULT_OBJECTIVE, parse_objective
+    from tvm_energy.ranking import choose, kernels_by_workload
+
+    early = [r for r in records if isinstance(r, CandidateRecord) and r.round < rounds]
+    ((workload, kernels),) = kernels_by_workload(early).items()
+    choice = choose(kernels.values(), parse_objective(DEFAULT_OBJECTIVE))
+    if choice is None:
+        sys.exit("nothing was measured in the time that stock took")
+    candidate = database.core.record(workload, choice.best.key).as_measure_candidate()
+    truth = device.gpu.truth(describe_kernel(candidate.sch.mod, device.target))
+    return truth.energy_j, truth.latency_s, len(early)
+
+
+def tune_ours(spec: str, function: Any, settings: Settings, limit_s: float) -> Outcome:
     from tvm.s_tir import meta_schedule as ms
 
     from tvm_energy.meta_schedule.device import open_device
     from tvm_energy.meta_schedule.tuning import TuningTask, run
-    from tvm_energy.records import FILE_NAME, CandidateRecord, FinalRecord, read_records
 
     device = open_device(spec)
     with tempfile.TemporaryDirectory() as folder:
-        started = time.perf_counter()
+        clock = RoundClock()
         with ms.Profiler() as profiler, Extraction() as extraction:
             database = run(
                 [TuningTask(name="main", mod=function)],
@@ -354,11 +398,15 @@ def tune_ours(spec: str, function: Any, settings: Settings) -> Outcome:
                 seed=settings.seed,
                 population=settings.population,
                 policy=settings.policy,
+                progress=clock,
                 stock={"num_tuning_cores": 1},
             )
-        seconds = time.perf_counter() - started
+        seconds = time.perf_counter() - clock.started_s
         records = list(read_records(Path(folder) / FILE_NAME))
         energy_j, latency_s = evaluate(device, database, function)
+        # Always the first round, which no tuner can do without.
+        rounds = max(1, sum(ended_s <= limit_s for ended_s in clock.ended_s))
+        in_time = best_within(device, database, records, rounds)
         description_s = time_description(device, database)
     device.close()
     tried = [record for record in records if isinstance(record, CandidateRecord)]
@@ -385,6 +433,7 @@ def tune_ours(spec: str, function: Any, settings: Settings) -> Outcome:
             for record in records
             if isinstance(record, (CandidateRecord, FinalRecord)) and record.measured is not None
         ),
+        in_time=in_time,
         own_s=own_s,
         search_s=search_s - scoring_s + extraction.seconds,
         build_s=spent["SendToBuilder"],
