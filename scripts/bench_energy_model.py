@@ -16,7 +16,8 @@ for each device and variant (``factored``, ``direct``), means over tasks and rou
 ``width_80``, ``_90``, ``_95``   mean width of the interval over the prediction
 
 With ``--ablation`` more variants (``scripts/model_variants.py``), and each task on its own, ``alone`` against
-``warm``: begun with what was learned of the other tasks.
+``warm``: begun with what was learned of the other tasks; and on a random half of its candidates ``half alone``
+against ``half known``: begun with what an earlier run learned of the other half.
 
 Also ``fit_5000_s``, ``predict_512_s`` (features given), ``pool_512_s`` (features from TVM's rows): seconds
 on this machine, with `--threads` threads.
@@ -110,7 +111,8 @@ def main() -> None:
             say(options, f"{device} {variant}: {result[device][variant]} [simulated]")
         if options.ablation:
             result[device] |= warm_starts(tasks, device, options.seed)
-            for name in ("alone", "warm"):
+            result[device] |= known_starts(tasks, device, options.seed)
+            for name in ("alone", "warm", "half alone", "half known"):
                 say(options, f"{device} {name}: {result[device][name]} [simulated]")
     if not options.ablation:
         result |= speed(tasks, devices[0], options.threads)
@@ -202,12 +204,41 @@ def warm_starts(tasks: dict[str, Kernels], device: str, seed: int) -> dict[str, 
             if start == "warm":
                 model.adopt(reread(others))
             games.append(judge(model, {name: task}, device, seed))
+    return {start: means(games) for start, games in found.items()}
+
+
+def known_starts(tasks: dict[str, Kernels], device: str, seed: int) -> dict[str, Any]:
+    """Half of each task's candidates, without and with what was learned of its other half; means over tasks."""
+    found: dict[str, list[dict[str, float]]] = {"half alone": [], "half known": []}
+    for name, task in tasks.items():
+        first = np.random.default_rng(seed).random(len(task.round)) < 0.5
+        earlier = XgbKernelModel(seed=seed)
+        earlier.fit(
+            [s for batch in rounds_of(name, part(task, first), device, seed) for s in batch.samples]
+        )
+        for start, games in found.items():
+            model = XgbKernelModel(seed=seed)
+            if start == "half known":
+                model.adopt(reread(earlier))
+            games.append(judge(model, {name: part(task, ~first)}, device, seed + 1))
+    return {start: means(games) for start, games in found.items()}
+
+
+def part(task: Kernels, chosen: np.ndarray) -> Kernels:
+    """Some of a task's candidates; rounds keep their order."""
+    return Kernels(
+        rows=[row for row, at in zip(task.rows, chosen, strict=True) if at],
+        round=np.unique(task.round[chosen], return_inverse=True)[1],
+        latency_s={name: values[chosen] for name, values in task.latency_s.items()},
+        energy_j={name: values[chosen] for name, values in task.energy_j.items()},
+    )
+
+
+def means(games: list[dict[str, float]]) -> dict[str, float]:
+    """Mean of each figure over the games that have it."""
     return {
-        start: {
-            key: round(statistics.mean(game[key] for game in games if key in game), 4)
-            for key in sorted({key for game in games for key in game})
-        }
-        for start, games in found.items()
+        key: round(statistics.mean(game[key] for game in games if key in game), 4)
+        for key in sorted({key for game in games for key in game})
     }
 
 
