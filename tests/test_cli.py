@@ -119,7 +119,7 @@ def test_every_command_has_help_and_json(cli: Cli, name: str) -> None:
 
 
 def test_version(cli: Cli) -> None:
-    assert cli("version").stdout == f"tvm-energy {__version__}\n"
+    assert cli("version").stdout == cli("--version").stdout == f"tvm-energy {__version__}\n"
     assert json.loads(cli("version", "--json").stdout) == {"version": __version__}
 
 

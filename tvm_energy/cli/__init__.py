@@ -39,6 +39,7 @@ app = typer.Typer(
 )
 for module in (tune, measure, report, replay, compare, export, compile, workloads, doctor, version):
     app.command(module.NAME)(module.command)
+app.callback()(version.options)
 app.add_typer(clocks.app, name=clocks.NAME)
 app.add_typer(dvfs.app, name=dvfs.NAME)
 app.add_typer(log.app, name=log.NAME)
