@@ -1,9 +1,10 @@
 """How much each policy measures, and what it misses by that.
 
 Pools of candidates are played round by round through the session of a tuning run: gate, energy model,
-policy, learning, finalists. Two kinds of pools:
+policy, learning, finalists. Three kinds of pools:
 
 * real MetaSchedule candidates with latency and energy of simulated GPUs (``scripts/data``);
+* kernels whose energy was measured on a GPU, by ``gpu_table.py`` (``--table``, in place of the other pools);
 * real measurements: GEMM shapes on an H200 (aiconfigurator), where a candidate is a shape, its cost joules
   and seconds a floating-point operation; batch size x power limit of training jobs (Zeus).
 
@@ -25,17 +26,19 @@ import csv
 import json
 import lzma
 import sys
-from collections.abc import Iterator, Sequence
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from candidate_pools import load
+from candidate_pools import Kernels, load
 from model_variants import MODELS, reread
 
 from tvm_energy.energy_model.base import Sample
 from tvm_energy.energy_model.xgb import XgbKernelModel
+from tvm_energy.errors import RecordFormatError, TvmEnergyError
 from tvm_energy.features import pool
 from tvm_energy.measurement import FINALIST_PLAN, EnergyMeasurement, MeasurementPlan
 from tvm_energy.objective import SlowdownBound
@@ -97,28 +100,44 @@ def main() -> None:
     parser.add_argument(
         "--ablation", action="store_true", help="variants of the energy model instead"
     )
+    parser.add_argument(
+        "--table", type=Path, metavar="DIR", help="a table of gpu_table.py, in place of all pools"
+    )
     options = parser.parse_args()
+    if options.table and options.ablation:
+        parser.error("--ablation plays simulated pools, not a --table")
     policies = options.policies.split() if options.policies else POLICIES
     seeds = range(options.seeds or (1 if options.quick else 3))
     result: dict[str, Any] = {"slack": SLACK, "seeds": len(seeds)}
     curves: dict[str, dict[str, list[list[tuple[float, float]]]]] = {}
-    for device, pools in all_pools(3 if options.quick else None):
+    most = 3 if options.quick else None
+    try:
+        sources = [table_pools(options.table, most)] if options.table else all_pools(most)
+    except TvmEnergyError as exc:
+        print(f"error: {exc}", file=sys.stderr)
+        sys.exit(1)
+    for device, simulated, pools in sources:
         if options.devices and device not in options.devices.split(","):
             continue
         if options.ablation:
-            if device.startswith("sim:"):
+            if simulated:
                 result[device] = ablation(device, pools, options.policies, seeds, options.json)
             continue
-        result[device] = {"tasks": len(pools), "simulated": device.startswith("sim:")}
+        result[device] = {"tasks": len(pools), "simulated": simulated}
         for spec in policies:
             games = [play(each, spec, seed) for each in pools for seed in seeds]
             result[device][spec] = summary(games)
             curves.setdefault(device, {})[spec] = [game.curve for game in games]
             if not options.json:
-                kind = "simulated" if device.startswith("sim:") else "replayed measurements"
-                print(f"{device} {spec}: {result[device][spec]} [{kind}]", file=sys.stderr)
+                print(
+                    f"{device} {spec}: {result[device][spec]} [{kind_of(simulated)}]",
+                    file=sys.stderr,
+                )
     if options.plot:
-        draw(curves, options.plot)
+        draw(
+            {f"{each} ({kind_of(result[each]['simulated'])})": curves[each] for each in curves},
+            options.plot,
+        )
     print(json.dumps(result))
 
 
@@ -193,26 +212,49 @@ def summary(games: Sequence[Played]) -> dict[str, float]:
 # -- pools -------------------------------------------------------------------------------------
 
 
-def all_pools(most: int | None) -> Iterator[tuple[str, list[Pool]]]:
-    """Pools by device; `most` of each kind."""
+def all_pools(most: int | None) -> Iterator[tuple[str, bool, list[Pool]]]:
+    """Device, whether it is simulated, and its pools; `most` of each kind."""
     kernels = load(DATA / "candidate_pools.npz", list(DEVICES))
     for device in DEVICES:
-        yield (
-            f"sim:{device}",
-            [
-                Pool(
-                    name=name,
-                    features=pool(task.rows),
-                    latency_s=task.latency_s[device],
-                    energy_j=task.energy_j[device],
-                    round=task.round,
-                )
-                for name, task in list(kernels.items())[:most]
-            ],
-        )
-    yield "h200", gemm_pools()[:most]
+        yield f"sim:{device}", True, kernel_pools(kernels, device)[:most]
+    yield "h200", False, gemm_pools()[:most]
     for gpu in ("a40", "v100"):
-        yield gpu, training_pools(gpu)[:most]
+        yield gpu, False, training_pools(gpu)[:most]
+
+
+def kernel_pools(kernels: Mapping[str, Kernels], device: str) -> list[Pool]:
+    return [
+        Pool(
+            name=name,
+            features=pool(task.rows),
+            latency_s=task.latency_s[device],
+            energy_j=task.energy_j[device],
+            round=task.round,
+        )
+        for name, task in kernels.items()
+    ]
+
+
+def table_pools(path: Path, most: int | None) -> tuple[str, bool, list[Pool]]:
+    """The same of a table that `gpu_table` wrote.
+
+    Raises:
+        RecordFormatError: there is none, or it is broken.
+    """
+    try:
+        about = json.loads((path / "about.json").read_text(encoding="utf-8"))
+        device, simulated = about["device"], about["simulated"]
+        if not isinstance(device, str) or not isinstance(simulated, bool):
+            raise TypeError("about.json must name the device and say whether it is simulated")
+        pools = kernel_pools(load(path / "pools.npz", [device]), device)
+    except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as exc:
+        raise RecordFormatError(f"{path} holds no table of gpu_table.py: {exc}") from exc
+    return device, simulated, pools[:most]
+
+
+def kind_of(simulated: bool) -> str:
+    """What the numbers of a device are."""
+    return "simulated" if simulated else "measured, replayed"
 
 
 def table(name: str) -> list[dict[str, str]]:
@@ -367,7 +409,7 @@ def regret(pool_: Pool, session: Session, seen: np.ndarray) -> float:
 
 
 def draw(curves: dict[str, dict[str, list[list[tuple[float, float]]]]], path: Path) -> None:
-    """Median regret over device seconds, one panel a device."""
+    """Median regret over device seconds, one panel a title."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -382,8 +424,7 @@ def draw(curves: dict[str, dict[str, list[list[tuple[float, float]]]]], path: Pa
                 continue
             seconds, regrets = np.nanmedian(values, axis=0).T
             axis.plot(seconds, 100 * regrets, marker=".", label=spec)
-        simulated = " (simulated)" if device.startswith("sim:") else " (measured, replayed)"
-        axis.set(title=device + simulated, xlabel="device seconds of measuring", xscale="log")
+        axis.set(title=device, xlabel="device seconds of measuring", xscale="log")
     axes[0][0].set_ylabel("median regret, %")
     axes[0][0].legend()
     figure.tight_layout()
