@@ -18,6 +18,7 @@ from tvm.s_tir import meta_schedule as ms
 
 from tvm_energy.meta_schedule.cost_model import FeatureReader
 from tvm_energy.meta_schedule.mutation import WaitingMutator, waiting_space
+from tvm_energy.meta_schedule.tuning import default_population, evolutionary_search
 
 TARGET = tvm.target.Target({"kind": "llvm", "num-cores": 2})
 
@@ -67,6 +68,14 @@ assert "tvm.s_tir.tensor_intrin" in sys.modules
 )
 def test_which_targets_need_only_x86_intrinsics(target: dict[str, str], x86: bool) -> None:
     assert compat._is_x86(tvm.target.Target(target)) is x86
+
+
+def test_a_search_of_stocks_rounds_is_stocks() -> None:
+    assert [default_population(size) for size in (4, 16, 64, 1000)] == [64, 128, 512, 512]
+    stock = ms.search_strategy.EvolutionarySearch()
+    ours = evolutionary_search(default_population(64))
+    for name in ("population_size", "init_measured_ratio", "init_min_unmeasured", "max_fail_count"):
+        assert getattr(ours, name) == getattr(stock, name)
 
 
 def test_mutators_wait_until_it_is_time(module: Any) -> None:
