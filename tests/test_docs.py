@@ -254,6 +254,8 @@ def problem_with(line: str) -> str | None:
     for words in alternatives(shlex.split(re.split(r" [|>&;]+ ", line)[0])[1:]):
         try:
             parse(COMMAND, "tvm-energy", words)
+        except typer.Exit:  # as after --version
+            continue
         except Exception as exc:
             return f"{type(exc).__name__}: {getattr(exc, 'message', exc)}"
     return None

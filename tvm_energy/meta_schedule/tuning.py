@@ -134,8 +134,10 @@ def run(
     check_counts(tasks, trials, trials_per_round, finalists)
     _check_clocks(clocks, clock_per_kernel, finalists, objective)
     stock = dict(stock or {})
-    if population is not None or "strategy" not in stock:
-        stock["strategy"] = evolutionary_search(population or default_population(trials_per_round))
+    if population is None and "strategy" not in stock:
+        population = default_population(trials_per_round)
+    if population is not None:
+        stock["strategy"] = evolutionary_search(population)
     with locked_work_dir(Path(work_dir)), _opened(device, target, meter) as opened:
         opened.start_workers()
         engine = _Engine.open(
