@@ -65,7 +65,7 @@ def timed(kind: str, trials: int, options: argparse.Namespace) -> tuple[float, f
     quiet = options.json
     command = [sys.executable, __file__, "--worker", kind, "--trials", str(trials)]
     command += ["--engine", options.engine]
-    if options.population:
+    if options.population is not None:
         command += ["--population", str(options.population)]
     if not quiet:
         print(f"tuning with {kind} ...", file=sys.stderr)

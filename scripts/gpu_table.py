@@ -112,10 +112,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.minutes is not None and not options.minutes > 0:
         parser.error(f"--minutes must be positive, got {options.minutes:g}")
+    usual = Effort(16, 8, 32) if options.quick else Effort(120, 16)
     effort = Effort(
-        kernels=(16 if options.quick else 120) if options.kernels is None else options.kernels,
-        per_round=options.trials_per_round or (8 if options.quick else 16),
-        population=options.population or (32 if options.quick else None),
+        kernels=usual.kernels if options.kernels is None else options.kernels,
+        per_round=usual.per_round if options.trials_per_round is None else options.trials_per_round,
+        population=usual.population if options.population is None else options.population,
         seed=options.seed,
     )
     output = options.output or options.work_dir / "table"

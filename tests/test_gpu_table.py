@@ -154,6 +154,9 @@ def test_other_wrong_starts_are_one_line(tmp_path: Path, capsys: Any) -> None:
     assert "nosuch" in last_line(capsys)
     assert gpu_table.main([*arguments, "--device", "sim:nosuch"]) == 2
     assert "nosuch" in last_line(capsys)
+    for option, name in (("--population", "population"), ("--trials-per-round", "trial")):
+        assert gpu_table.main([*arguments, option, "0"]) == 2
+        assert name in last_line(capsys)
 
 
 def test_a_device_without_a_meter_is_refused(tmp_path: Path) -> None:

@@ -33,4 +33,4 @@ def options(
         typer.Option("--version", callback=_show, is_eager=True, help="Show the version and exit."),
     ] = False,
 ) -> None:
-    """Find GPU kernels that cost fewer joules, with Apache TVM."""
+    """What can be asked without a command."""
