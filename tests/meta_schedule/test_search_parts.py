@@ -17,7 +17,7 @@ from tvm import te
 from tvm.s_tir import meta_schedule as ms
 
 from tvm_energy.meta_schedule.cost_model import FeatureReader
-from tvm_energy.meta_schedule.mutation import WaitingMutator, waiting_space
+from tvm_energy.meta_schedule.mutation import WaitingMutator, parent_count, waiting_space
 from tvm_energy.meta_schedule.tuning import default_population, evolutionary_search
 
 TARGET = tvm.target.Target({"kind": "llvm", "num-cores": 2})
@@ -76,6 +76,12 @@ def test_a_search_of_stocks_rounds_is_stocks() -> None:
     ours = evolutionary_search(default_population(64))
     for name in ("population_size", "init_measured_ratio", "init_min_unmeasured", "max_fail_count"):
         assert getattr(ours, name) == getattr(stock, name)
+
+
+def test_how_many_kernels_become_parents() -> None:
+    assert parent_count(ms.search_strategy.EvolutionarySearch()) == 102  # a fifth of 512
+    assert parent_count(evolutionary_search(64)) == 12
+    assert parent_count(ms.search_strategy.ReplayTrace()) is None
 
 
 def test_mutators_wait_until_it_is_time(module: Any) -> None:

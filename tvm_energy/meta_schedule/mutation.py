@@ -41,6 +41,13 @@ class WaitingMutator(PyMutator):
         return WaitingMutator(self.mutator.clone(), self.ready)
 
 
+def parent_count(strategy: Any) -> int | None:
+    """How many known kernels a search strategy makes parents at most; None for one that does not breed."""
+    if not hasattr(strategy, "init_measured_ratio"):
+        return None
+    return int(strategy.population_size * strategy.init_measured_ratio)
+
+
 def waiting_space(mod: Any, target: Any, ready: Callable[[], bool]) -> PostOrderApply:
     """MetaSchedule's default design space of a target, with mutators that wait for ``ready``."""
     stock = TuneContext(mod=mod, target=target, space_generator="post-order-apply").space_generator

@@ -31,7 +31,7 @@ from tvm_energy.meta_schedule.cost_model import EnergyCostModel, FeatureReader
 from tvm_energy.meta_schedule.database import ObjectiveDatabase
 from tvm_energy.meta_schedule.device import TuningDevice, open_device
 from tvm_energy.meta_schedule.logs import close_loggers, open_loggers
-from tvm_energy.meta_schedule.mutation import waiting_space
+from tvm_energy.meta_schedule.mutation import parent_count, waiting_space
 from tvm_energy.meta_schedule.runner import argument_infos
 from tvm_energy.meta_schedule.task_scheduler import EnergyTaskScheduler
 from tvm_energy.meta_schedule.traces import workload_hash
@@ -375,8 +375,8 @@ class _Engine(TuningRun):
                 strategy = stock["strategy"]
                 if isinstance(strategy, str):
                     strategy = ms.search_strategy.SearchStrategy.create(strategy)
-                if space == "post-order-apply" and hasattr(strategy, "init_measured_ratio"):
-                    parents = int(strategy.population_size * strategy.init_measured_ratio)
+                parents = parent_count(strategy)
+                if space == "post-order-apply" and parents is not None:
                     ready = partial(self.session.breeds, workload, parents)
                     space = waiting_space(mod, self.device.target, ready)
                 context = ms.TuneContext(
