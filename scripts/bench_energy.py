@@ -1,14 +1,15 @@
 """Energy-aware against latency-only tuning, on simulated GPUs.
 
 For each workload the same number of trials: once with stock MetaSchedule (its cost model, database and
-task scheduler; least latency wins), once with tvm_energy and its default objective. Both winners are
+task scheduler; least latency wins), once with tvm_energy and its default objective, each with the search and population
+that it has by default. Both winners are
 then evaluated by the simulator without noise. Both search in one thread, since with more TVM's search
 depends on their timing, and no two runs are alike. Every number is simulated. The last line of stdout is
 one JSON object: for each device ``geomean_energy_ratio``, ``geomean_latency_ratio`` (ours / stock),
 ``measured_share`` (energy measurements / candidates), ``geomean_time_ratio`` (wall time of the whole run, with
 the seconds that our energy measurements would take on a device), ``equal_time`` (both ratios of the kernel that ours
 would have chosen when as much of that time had passed as stock took, without finalists), ``own_share`` (time of our parts, the simulator
-included / time of TVM's search), ``workloads``.
+included / time of stock's search), ``workloads``.
 
 With ``--ablation`` instead: a network of the workloads, each with a weight, tuned with latency instead of energy in
 one or all of the places where energy enters the search: the cost model's score, the choice of parents, the task
@@ -63,7 +64,12 @@ def main() -> None:
     parser.add_argument("--workloads", default=None, help="names, comma-separated")
     parser.add_argument("--trials", type=int, default=None)
     parser.add_argument("--trials-per-round", type=int, default=16)
-    parser.add_argument("--population", type=int, default=None)
+    parser.add_argument(
+        "--population",
+        type=int,
+        default=None,
+        help="of both searches; each its own default, 32 with --quick",
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--policy", default="snr")
     parser.add_argument("--ablation", action="store_true", help="where energy enters the search")
@@ -72,7 +78,7 @@ def main() -> None:
     )
     options = parser.parse_args()
     trials = options.trials or (32 if options.quick else 128)
-    population = options.population or (32 if options.quick else 64)
+    population = options.population or (32 if options.quick else None)
     names = (
         options.workloads.split(",")
         if options.workloads
@@ -247,7 +253,7 @@ def geomean(values: list[float]) -> float:
 class Settings:
     trials: int
     per_round: int
-    population: int
+    population: int | None
     seed: int
     policy: str
 
@@ -278,7 +284,7 @@ def compare(device: str, name: str, settings: Settings) -> dict[str, Any]:
         "measuring_s": round(ours.measuring_s, 1),
         "stock_s": round(stock.seconds, 1),
         "own_s": round(ours.own_s, 2),
-        "search_s": round(ours.search_s, 2),
+        "search_s": round(stock.search_s, 2),
         "build_s": round(ours.build_s, 2),
     }
 
@@ -308,29 +314,27 @@ def evaluate(device: Any, database: Any, function: Any) -> tuple[float, float]:
     return truth.energy_j, truth.latency_s
 
 
-class Extraction:
-    """Counts the seconds that TVM spends extracting per-store features while it is entered."""
+class Stopwatch:
+    """Counts the seconds that are spent in a method while it is entered."""
 
-    def __init__(self) -> None:
-        from tvm.s_tir.meta_schedule.feature_extractor import PerStoreFeature
-
+    def __init__(self, owner: type, name: str) -> None:
         self.seconds = 0.0
-        self._owner = PerStoreFeature
-        self._original = PerStoreFeature.extract_from
+        self._owner, self._name = owner, name
+        self._original = getattr(owner, name)
 
-    def __enter__(self) -> Extraction:
-        def timed(extractor: Any, context: Any, candidates: Any) -> Any:
+    def __enter__(self) -> Stopwatch:
+        def timed(*arguments: Any, **keywords: Any) -> Any:
             started = time.perf_counter()
             try:
-                return self._original(extractor, context, candidates)
+                return self._original(*arguments, **keywords)
             finally:
                 self.seconds += time.perf_counter() - started
 
-        self._owner.extract_from = timed
+        setattr(self._owner, self._name, timed)
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self._owner.extract_from = self._original
+        setattr(self._owner, self._name, self._original)
 
 
 def time_description(device: Any, database: Any) -> float:
@@ -384,11 +388,12 @@ def tune_ours(spec: str, function: Any, settings: Settings, limit_s: float) -> O
 
     from tvm_energy.meta_schedule.device import open_device
     from tvm_energy.meta_schedule.tuning import TuningTask, run
+    from tvm_energy.session import Session
 
     device = open_device(spec)
     with tempfile.TemporaryDirectory() as folder:
         clock = RoundClock()
-        with ms.Profiler() as profiler, Extraction() as extraction:
+        with ms.Profiler() as profiler, Stopwatch(Session, "scores") as scoring:
             database = run(
                 [TuningTask(name="main", mod=function)],
                 device=device,
@@ -411,15 +416,11 @@ def tune_ours(spec: str, function: Any, settings: Settings, limit_s: float) -> O
     device.close()
     tried = [record for record in records if isinstance(record, CandidateRecord)]
     spent = {str(key): float(value) for key, value in profiler.get().items()}
-    search_s = sum(value for key, value in spent.items() if key.startswith("EvoSearch"))
-    # Ours: pooling and predicting, the round in the callback (simulated measuring, learning, records),
-    # the simulated run, and the description of kernels for the simulator, which is made while building.
-    # Extracting per-store features is TVM's own C++, and stock's cost model does the same.
-    scoring_s = spent.get("EvoSearch/Evolve/PredictNormalizedScore", 0.0)
+    # Ours: predicting, the round in the callback (features, simulated measuring, learning, records), the
+    # simulated run, and the description of kernels for the simulator, which is made while building.
     own_s = (
-        scoring_s
+        scoring.seconds
         + spent.get("MeasureCallback/PyMeasureCallback", 0.0)
-        - extraction.seconds
         + spent["SendToRunner"]
         + description_s * len(tried)
     )
@@ -435,7 +436,6 @@ def tune_ours(spec: str, function: Any, settings: Settings, limit_s: float) -> O
         ),
         in_time=in_time,
         own_s=own_s,
-        search_s=search_s - scoring_s + extraction.seconds,
         build_s=spent["SendToBuilder"],
     )
 
@@ -446,25 +446,31 @@ def tune_stock(spec: str, function: Any, settings: Settings) -> Outcome:
     from tvm_energy.meta_schedule.device import open_device
     from tvm_energy.meta_schedule.tuning import evolutionary_search
 
+    strategy = "evolutionary"
+    if settings.population is not None:
+        strategy = evolutionary_search(settings.population)
     device = open_device(spec)
     with tempfile.TemporaryDirectory() as folder:
         started = time.perf_counter()
-        database = ms.tune_tir(
-            function,
-            device.target,
-            folder,
-            settings.trials,
-            num_trials_per_iter=settings.per_round,
-            builder=device.builder,
-            runner=device.runner,
-            strategy=evolutionary_search(settings.population),
-            seed=settings.seed,
-            num_tuning_cores=1,
-        )
+        with ms.Profiler() as profiler:
+            database = ms.tune_tir(
+                function,
+                device.target,
+                folder,
+                settings.trials,
+                num_trials_per_iter=settings.per_round,
+                builder=device.builder,
+                runner=device.runner,
+                strategy=strategy,
+                seed=settings.seed,
+                num_tuning_cores=1,
+            )
         seconds = time.perf_counter() - started
         energy_j, latency_s = evaluate(device, database, function)
     device.close()
-    return Outcome(energy_j=energy_j, latency_s=latency_s, seconds=seconds)
+    spent = {str(key): float(value) for key, value in profiler.get().items()}
+    search_s = sum(value for key, value in spent.items() if key.startswith("EvoSearch"))
+    return Outcome(energy_j=energy_j, latency_s=latency_s, seconds=seconds, search_s=search_s)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ The same workload, target, number of trials and seed, each in a process of its o
 other, wall time of the whole process. The last line of stdout is one JSON object: ``stock_s``,
 ``ours_s``, ``ratio``, ``peak_mb`` (largest sum of resident memory over our process and its workers),
 ``stock_best_us``, ``ours_best_us`` (the fastest kernel that each found). Both search as they do by default;
-MetaSchedule's population is 512, ours 8 for each candidate of a round, which ``--population`` changes.
+Stock has MetaSchedule's search and its population of 512; ours has our search, or with ``--population`` MetaSchedule's.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ def main() -> None:
         default="meta_schedule",
         help="ansor: run this with the Python of scripts/ansor-environment",
     )
-    parser.add_argument("--population", type=int, help="of our search; MetaSchedule only")
+    parser.add_argument(
+        "--population", type=int, help="search as MetaSchedule does, with this population"
+    )
     parser.add_argument("--worker", choices=["stock", "ours"], help=argparse.SUPPRESS)
     options = parser.parse_args()
     trials = options.trials or (16 if options.quick else 64)

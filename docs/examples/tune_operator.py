@@ -9,7 +9,6 @@ import tvm
 from tvm import te
 
 import tvm_energy
-from tvm_energy.meta_schedule.tuning import evolutionary_search
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
 parser.add_argument("--trials", type=int, default=64)
@@ -36,7 +35,7 @@ tvm_energy.tune_tir(
     num_trials_per_iter=min(16, arguments.trials),
     objective="energy:slack=0.05",  # least energy, at most 5 % slower than the fastest
     device=arguments.device,
-    strategy=evolutionary_search(arguments.population),
+    population=arguments.population,
 )
 
 (task,) = tvm_energy.summarize(arguments.work_dir).tasks

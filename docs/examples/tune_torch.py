@@ -11,7 +11,6 @@ from tvm import relax
 from tvm.relax.frontend.torch import from_exported_program
 
 import tvm_energy
-from tvm_energy.meta_schedule.tuning import evolutionary_search
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
 parser.add_argument("--trials", type=int, default=64)
@@ -38,7 +37,7 @@ database = tvm_energy.tune_relax(
     arguments.trials,
     num_trials_per_iter=min(16, arguments.trials),
     objective="latency",
-    strategy=evolutionary_search(arguments.population),
+    population=arguments.population,
 )
 with target, database, tvm.transform.PassContext(opt_level=3):
     module = relax.transform.MetaScheduleApplyDatabase()(module)

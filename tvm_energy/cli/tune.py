@@ -153,7 +153,7 @@ def command(
         int | None,
         typer.Option(
             min=4,
-            help="Population of the evolutionary search; by default 8 times --trials-per-round, 64 to 512.",
+            help="New candidates that the search looks at each round; by default 8 times --trials-per-round, 64 to 512.",
         ),
     ] = None,
     tasks: Annotated[

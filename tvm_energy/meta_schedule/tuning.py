@@ -33,6 +33,7 @@ from tvm_energy.meta_schedule.device import TuningDevice, open_device
 from tvm_energy.meta_schedule.logs import close_loggers, open_loggers
 from tvm_energy.meta_schedule.mutation import parent_count, waiting_space
 from tvm_energy.meta_schedule.runner import argument_infos
+from tvm_energy.meta_schedule.search import ReservoirSearch
 from tvm_energy.meta_schedule.task_scheduler import EnergyTaskScheduler
 from tvm_energy.meta_schedule.traces import workload_hash
 from tvm_energy.objective import DEFAULT_OBJECTIVE, parse_objective
@@ -119,7 +120,8 @@ def run(
         prior: ``counts`` gives the energy model counts of operations and bytes times published energies
             beside the features; ``none`` is the default.
         target: TVM target instead of the device's own.
-        population: of the evolutionary search; None for `default_population`.
+        population: new candidates that the search looks at each round (`ReservoirSearch`); None for
+            `default_population`, or for the search of a ``strategy`` among `stock`.
         progress: is told how it goes.
         stock: arguments of MetaSchedule's own ``tune_tir`` that replace what we would use:
             ``builder``, ``runner``, ``cost_model``, ``database``, ``space``, ``strategy``, ...
@@ -136,8 +138,8 @@ def run(
     stock = dict(stock or {})
     if population is None and "strategy" not in stock:
         population = default_population(trials_per_round)
-    if population is not None:
-        stock["strategy"] = evolutionary_search(population)
+    if population is not None and population < 1:
+        raise ConfigurationError(f"population must be at least 1, got {population}")
     with locked_work_dir(Path(work_dir)), _opened(device, target, meter) as opened:
         opened.start_workers()
         engine = _Engine.open(
@@ -154,6 +156,8 @@ def run(
             model=model,
             prior=prior,
         )
+        if population is not None:
+            stock["strategy"] = ReservoirSearch(engine.session, population)
         try:
             engine.tune(tasks, trials, trials_per_round, stock)
             engine.measure_finalists(finalists)
@@ -167,9 +171,9 @@ def run(
 
 
 def default_population(per_round: int) -> int:
-    """Population of the search for rounds of that many candidates.
+    """New candidates that the search looks at in rounds of that many trials.
 
-    MetaSchedule's 512 are 8 for each of its 64 candidates a round. Smaller rounds keep that ratio, which
+    MetaSchedule's population of 512 is 8 for each of its 64 trials a round. Smaller rounds keep that ratio, which
     makes the search shorter with them; 64 at least, so that there is something to choose from.
     """
     return min(512, max(64, 8 * per_round))
@@ -534,6 +538,7 @@ def tune_tir(
     clock_per_kernel: bool = False,
     model: str | Path | None = None,
     prior: Prior = "none",
+    population: int | None = None,
     progress: Progress | None = None,
     **stock: Any,
 ) -> ObjectiveDatabase:
@@ -546,7 +551,8 @@ def tune_tir(
         max_trials_global: trials in all, those of earlier runs in `work_dir` included.
         num_trials_per_iter: candidates a round.
         seed: of the whole run.
-        objective, policy, meter, plan, finalists, clocks, clock_per_kernel, model, prior, progress: see `run`.
+        objective, policy, meter, plan, finalists, clocks, clock_per_kernel, model, prior, population,
+            progress: see `run`.
         device: ``auto`` follows the target: this CPU for ``llvm``, an NVIDIA GPU for ``cuda`` where
             there is one, else ``sim:a100``.
         stock: further arguments of the stock function.
@@ -573,6 +579,7 @@ def tune_tir(
         clock_per_kernel=clock_per_kernel,
         model=model,
         prior=prior,
+        population=population,
         progress=progress,
         stock=_without_post_optimization(stock),
     )
@@ -600,6 +607,7 @@ def tune_relax(
     clock_per_kernel: bool = False,
     model: str | Path | None = None,
     prior: Prior = "none",
+    population: int | None = None,
     progress: Progress | None = None,
     **stock: Any,
 ) -> ObjectiveDatabase:
@@ -633,6 +641,7 @@ def tune_relax(
         clock_per_kernel=clock_per_kernel,
         model=model,
         prior=prior,
+        population=population,
         progress=progress,
         stock=stock,
     )
