@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -247,7 +248,31 @@ def test_all_failing_is_no_disaster() -> None:
     assert (record.candidates, record.gated, record.measured) == (1, 0, 0)
     assert session.choice(TASK) is None
     assert session.best_cost(TASK) is None
+    assert session.expected_cost(TASK) is None
     assert session.finalists(TASK, 4) == []
+
+
+def test_the_scheduler_sees_progress_that_was_not_measured() -> None:
+    session, device = make_session(policy="none"), Kernels()
+    assert session.expected_cost(TASK) is None
+    play(session, device, 1)
+    assert session.expected_cost(TASK) is None  # no energy is known, nor a model of it
+    session.policy = parse_policy("all")
+    play(session, device, 3)
+    before, measured = session.expected_cost(TASK), session.best_cost(TASK)
+    assert before is not None
+    session.policy = parse_policy("none")
+    (fastest,) = device.batch(1)
+    task = session._task(TASK)
+    faster_s = 0.5 * task.best_latency_s
+    session.run_round(TASK, [replace(fastest, latency_s=faster_s)], lambda chosen: iter(()))
+    after = session.expected_cost(TASK)
+    assert after is not None
+    assert after < 0.8 * before
+    assert session.best_cost(TASK) == measured
+    latency = make_session(objective="latency")
+    play(latency, Kernels(), 1)
+    assert latency.expected_cost(TASK) == latency._task(TASK).best_latency_s
 
 
 def test_a_restored_session_goes_on_where_the_first_stopped(tmp_path: Path) -> None:

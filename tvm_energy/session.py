@@ -644,6 +644,22 @@ class Session:
         fastest_s = min(kernel.latency_s for kernel in pool)
         return min(costs(pool, self.objective, fastest_s))
 
+    def expected_cost(self, workload: str) -> float | None:
+        """Cost of the best kernel as the search sees it, with predicted energy where none was measured.
+
+        For the task scheduler: a fast kernel that was not worth a measurement is progress too. None while
+        no energy is known of the task.
+        """
+        task = self._task(workload)
+        known = [
+            kernel
+            for kernel in task.kernels.values()
+            if not self.objective.needs_energy
+            or kernel.energy_j is not None
+            or kernel.predicted_energy_j is not None
+        ]
+        return self._best_search_cost(task) if known else None
+
     # -- the end -------------------------------------------------------------------------------
 
     def finalists(self, workload: str, count: int) -> list[str]:

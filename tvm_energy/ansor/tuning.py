@@ -358,7 +358,7 @@ class _ObjectivePolicy(auto_scheduler.search_policy.SearchPolicy):
         if self._run.stop.requested:
             return [], []
         inputs, results = self._search_policy().continue_search_one_round(num_measure, measurer)
-        cost = self._run.session.best_cost(self._workload)
+        cost = self._run.session.expected_cost(self._workload)
         value = FAILED_S if cost is None else float(cost)
         return inputs, [MeasureResult([value], 0, "", 0.0, 0.0) for _ in results]
 

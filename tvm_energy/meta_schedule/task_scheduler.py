@@ -49,7 +49,7 @@ class EnergyTaskScheduler(PyTaskScheduler):
         return self.picker.pick(alive, costs)
 
     def _weighted_cost(self, task: Any) -> float:
-        cost = self.session.best_cost(workload_hash(task.ctx.mod))
+        cost = self.session.expected_cost(workload_hash(task.ctx.mod))
         return float("inf") if cost is None else cost * float(task.task_weight)
 
 
