@@ -137,11 +137,7 @@ class _Reservoir:
         self._features = FeatureReader()
         self._held: dict[int, _Held] = {}
         self._threads = ThreadPoolExecutor(max(1, int(context.num_threads)))
-        earlier = [
-            record.trace
-            for record in database.get_all_tuning_records()
-            if workload_hash(record.workload.mod) == self._workload
-        ]
+        earlier = _traces(database, self._workload)
         # Drawn anew after a resume, not the same once more.
         self._rng = np.random.default_rng([int(context.rand_state) & 0x7FFFFFFF, len(earlier)])
         self._seen: set[int] = set()
@@ -267,3 +263,16 @@ class _Reservoir:
         features = np.stack([self._held[name].features for name in names])
         scores = self._session.scores(self._workload, features)
         return [names[index] for index in np.argsort(-scores, kind="stable")]
+
+
+def _traces(database: Any, workload: str) -> list[Any]:
+    """Traces of a workload's records."""
+    names: dict[int, str] = {}  # many records share a workload, whose hash takes a while
+    found = []
+    for record in database.get_all_tuning_records():
+        shared = record.workload
+        if hash(shared) not in names:
+            names[hash(shared)] = workload_hash(shared.mod)
+        if names[hash(shared)] == workload:
+            found.append(record.trace)
+    return found

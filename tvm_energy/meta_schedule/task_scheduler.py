@@ -1,7 +1,8 @@
 """Which task of a network gets the next round: where its cost, energy included, can still fall most.
 
 MetaSchedule's gradient scheduler (Ansor, OSDI'20, section 6) does this for latency. Here the same
-rule sees the cost of the best *measured* kernel under the objective, weighted by the call count.
+rule sees the cost of the best kernel under the objective, with predicted energy where none was measured,
+weighted by the call count.
 """
 
 from __future__ import annotations
