@@ -27,6 +27,7 @@ LOCK = """
 import json, logging, os, signal, sys, time
 from tvm_energy.clocks import locked_clocks
 logging.basicConfig(format="%(message)s")
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # these tests may themselves run under nohup
 """
 
 
@@ -102,6 +103,13 @@ def test_the_clock_is_released_however_the_block_ends(
     assert (returned, out) == (code, "locked\n"), err
     assert machine.changes() == ["lock 1200", "reset 0"]
     assert [p.read_text() for p in machine.folder.glob("*clocks*.json")] == [""]
+
+
+def test_a_signal_that_nohup_ignores_stays_ignored(machine: Machine) -> None:
+    code = "signal.signal(signal.SIGHUP, signal.SIG_IGN)\n" + textwrap.dedent(HOLD)
+    code = code.format(then="os.kill(os.getpid(), signal.SIGHUP); print('on')")
+    assert machine.run(code)[:2] == (0, "locked\non\n")
+    assert machine.changes() == ["lock 1200", "reset 0"]
 
 
 def test_signals_from_outside(machine: Machine) -> None:
