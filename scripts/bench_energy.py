@@ -152,7 +152,7 @@ def ablation(device: str, settings: Settings, seeds: int, quiet: bool) -> dict[s
         **{f"without {place}": (place,) for place in PLACES},
         "none": PLACES,
     }
-    found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in variants}
+    found: dict[str, list[Network]] = {name: [] for name in variants}
     for seed in range(settings.seed, settings.seed + seeds):
         for name, by_latency in variants.items():
             started = time.perf_counter()
@@ -160,28 +160,42 @@ def ablation(device: str, settings: Settings, seeds: int, quiet: bool) -> dict[s
             found[name].append(outcome)
             if not quiet:
                 print(
-                    f"{device} seed {seed} {name}: energy {outcome[0]:.6g} J, latency {outcome[1]:.6g} s, "
-                    f"measured {outcome[2]:.2f} ({time.perf_counter() - started:.0f} s) [simulated]",
+                    f"{device} seed {seed} {name}: energy {outcome.energy_j:.6g} J, latency "
+                    f"{outcome.latency_s:.6g} s, measured {outcome.measured_share:.2f}, kernels "
+                    f"{' '.join(f'{each_j:.5g}' for each_j in outcome.kernels_j)} J "
+                    f"({time.perf_counter() - started:.0f} s) [simulated]",
                     file=sys.stderr,
                     flush=True,
                 )
     full = found["all"]
     return {
         name: {
-            "energy_ratio": round(geomean([a[0] / b[0] for a, b in pairs]), 4),
-            "latency_ratio": round(geomean([a[1] / b[1] for a, b in pairs]), 4),
-            "measured_share": round(statistics.mean(a[2] for a, _ in pairs), 4),
-            "energy_ratios": [round(a[0] / b[0], 4) for a, b in pairs],
+            "energy_ratio": round(geomean([a.energy_j / b.energy_j for a, b in pairs]), 4),
+            "latency_ratio": round(geomean([a.latency_s / b.latency_s for a, b in pairs]), 4),
+            "measured_share": round(statistics.mean(a.measured_share for a, _ in pairs), 4),
+            "energy_ratios": [round(a.energy_j / b.energy_j, 4) for a, b in pairs],
+            "kernel_ratios": [
+                [round(x / y, 4) for x, y in zip(a.kernels_j, b.kernels_j, strict=True)]
+                for a, b in pairs
+            ],
         }
         for name, outcomes in found.items()
         for pairs in [list(zip(outcomes, full, strict=True))]
     }
 
 
-def tune_network(
-    spec: str, settings: Settings, by_latency: Sequence[str]
-) -> tuple[float, float, float]:
-    """Weighted true joules and seconds of the network's chosen kernels, and the share measured."""
+@dataclasses.dataclass(frozen=True)
+class Network:
+    """True joules and seconds of the network's chosen kernels, weighted, and the joules of each."""
+
+    energy_j: float
+    latency_s: float
+    measured_share: float
+    kernels_j: tuple[float, ...]
+
+
+def tune_network(spec: str, settings: Settings, by_latency: Sequence[str]) -> Network:
+    """Tune the four kernels as one network."""
     from tvm.s_tir import meta_schedule as ms
 
     from tvm_energy.meta_schedule import database as databases
@@ -216,10 +230,11 @@ def tune_network(
         tried = [
             r for r in read_records(Path(folder) / FILE_NAME) if isinstance(r, CandidateRecord)
         ]
-    return (
-        sum(NETWORK[name] * energy_j for name, (energy_j, _) in truths.items()),
-        sum(NETWORK[name] * latency_s for name, (_, latency_s) in truths.items()),
-        sum(record.measured is not None for record in tried) / len(tried),
+    return Network(
+        energy_j=sum(NETWORK[name] * energy_j for name, (energy_j, _) in truths.items()),
+        latency_s=sum(NETWORK[name] * latency_s for name, (_, latency_s) in truths.items()),
+        measured_share=sum(record.measured is not None for record in tried) / len(tried),
+        kernels_j=tuple(energy_j for energy_j, _ in truths.values()),
     )
 
 
