@@ -348,6 +348,9 @@ class Device:
             scope="gpu",
             device_s=device_s,
             simulated=True,
+            window_scatter=float(np.std(windows, ddof=1) / np.mean(windows))
+            if len(windows) > 1
+            else None,
         )
 
 

@@ -6,9 +6,53 @@ Units are in the names: ``_s`` seconds, ``_j`` joules, ``_w`` watts, ``_mhz``, `
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+#: Degrees of freedom from which on the scatter of windows is known well enough to do without a second one.
+_KNOWN_FREEDOM = 10
+
+#: Student's t, two-sided 95 %, for 1, 2, ... degrees of freedom.
+_STUDENT_T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
+
+
+@dataclass(frozen=True, slots=True)
+class WindowScatter:
+    """How much windows of one kernel differ, relative to their mean, pooled over kernels.
+
+    Attributes:
+        squares: sum over the kernels of (windows - 1) x (relative standard deviation)^2.
+        freedom: sum of (windows - 1).
+    """
+
+    squares: float = 0.0
+    freedom: int = 0
+
+    @property
+    def known(self) -> bool:
+        """Enough kernels have told of it."""
+        return self.freedom >= _KNOWN_FREEDOM
+
+    def of_one_window(self) -> float:
+        """Relative standard deviation of a window, scaled for the little that is known; 0 if nothing.
+
+        Scaled with Student's t, such that twice the value covers 95 %.
+        """
+        if self.freedom == 0:
+            return 0.0
+        known = self.freedom <= len(_STUDENT_T)
+        student_t = _STUDENT_T[self.freedom - 1] if known else 1.96 + 2.5 / self.freedom
+        return 0.5 * student_t * math.sqrt(self.squares / self.freedom)
+
+    def __add__(self, other: WindowScatter) -> WindowScatter:
+        """Pooled."""
+        return WindowScatter(self.squares + other.squares, self.freedom + other.freedom)
+
+
+#: Nothing is known yet.
+NO_SCATTER = WindowScatter()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +73,8 @@ class MeasurementPlan:
         seed: seed of the random data in the argument buffers.
         rival_j: joules a launch of the kernel to beat: the measurement ends as soon as it is clear on
             which side of it this kernel falls (`enough`). None measures to the target.
+        scatter: what earlier kernels told of how windows scatter; a race in which it is known may end
+            after one window.
     """
 
     warmup_s: float = 0.5
@@ -41,6 +87,7 @@ class MeasurementPlan:
     net_of_idle: bool = False
     seed: int = 0
     rival_j: float | None = None
+    scatter: WindowScatter = NO_SCATTER
 
     def __post_init__(self) -> None:
         for name in ("window_s", "budget_s", "chunk_s", "target_relative_stderr"):
@@ -55,26 +102,37 @@ class MeasurementPlan:
             )
 
     def to_json(self) -> dict[str, Any]:
-        """What is the same for all kernels of a run and goes into the log's header: all but `rival_j`."""
+        """What is the same for all kernels of a run and goes into the log's header.
+
+        That is all but `rival_j` and `scatter`.
+        """
         values = dataclasses.asdict(self)
-        del values["rival_j"]
+        del values["rival_j"], values["scatter"]
         return values
 
-    def race(self, rival_j: float | None) -> MeasurementPlan:
+    def race(self, rival_j: float | None, scatter: WindowScatter = NO_SCATTER) -> MeasurementPlan:
         """The same, but no longer than it takes to tell this kernel from its rival.
 
-        Two windows and a standard error of 2 % are enough: half of what the energy model errs by, and the best
-        kernels are measured again as finalists.
+        A standard error of 2 % is enough: half of what the energy model errs by, and the best kernels are
+        measured again as finalists. So is one window, once earlier kernels have told how windows
+        scatter; until then it takes two.
 
         Args:
             rival_j: joules a launch of the kernel to beat; None while there is none.
+            scatter: of the windows of earlier kernels on the same device, measured by the same plan.
         """
-        return dataclasses.replace(
+        plan = dataclasses.replace(
             self,
             rival_j=rival_j,
-            min_windows=min(self.min_windows, _RACE_WINDOWS),
+            scatter=scatter,
             target_relative_stderr=max(self.target_relative_stderr, _RACE_STDERR),
         )
+        return dataclasses.replace(plan, min_windows=min(self.min_windows, plan._race_windows))
+
+    @property
+    def _race_windows(self) -> int:
+        """Fewest windows of a race; one alone does not tell how windows scatter."""
+        return 1 if self.scatter.known else 2
 
     def enough(self, windows: int, energy_j: float, stderr_j: float) -> bool:
         """True when no further window is wanted.
@@ -85,7 +143,7 @@ class MeasurementPlan:
         """
         if windows >= self.max_windows:
             return True
-        race = self.rival_j is not None and windows >= _RACE_WINDOWS
+        race = self.rival_j is not None and windows >= self._race_windows
         if race and abs(energy_j - (self.rival_j or 0.0)) > _CLEAR_SIGMA * stderr_j:
             return True
         return windows >= self.min_windows and stderr_j <= self.target_relative_stderr * energy_j
@@ -96,9 +154,6 @@ _CLEAR_SIGMA = 3.0
 
 #: Relative standard error that a race is content with.
 _RACE_STDERR = 0.02
-
-#: Fewest windows of a race: one alone does not tell how windows scatter.
-_RACE_WINDOWS = 2
 
 #: Finalists: longer windows, and at least three of them, interleaved ABAB.
 FINALIST_PLAN = MeasurementPlan(
@@ -117,6 +172,8 @@ class EnergyMeasurement:
         launches: launches inside the windows.
         windows: number of windows.
         window_s: seconds inside the windows, summed.
+        window_scatter: relative standard deviation of the windows' gross joules a launch; None of one
+            window.
         sensor_updates: updates of the sensor inside the windows.
         method: ``counter`` (cumulative energy), ``power_integral`` (integrated instant power),
             ``power_average`` (sensor's own average).
@@ -157,6 +214,15 @@ class EnergyMeasurement:
     device_s: float = 0.0
     quality: str = "good"
     simulated: bool = False
+    window_scatter: float | None = None
+
+    @property
+    def scatter(self) -> WindowScatter:
+        """What this measurement tells of how windows scatter."""
+        if self.window_scatter is None or self.windows < 2:
+            return NO_SCATTER
+        freedom = self.windows - 1
+        return WindowScatter(freedom * self.window_scatter * self.window_scatter, freedom)
 
     @property
     def power_w(self) -> float:
@@ -201,4 +267,7 @@ class EnergyMeasurement:
                 f"energy_j and latency_s must be positive, got {measurement.energy_j!r} "
                 f"and {measurement.latency_s!r}"
             )
+        scatter = measurement.window_scatter
+        if scatter is not None and not 0 <= scatter < math.inf:
+            raise ValueError(f"window_scatter must not be negative, got {scatter!r}")
         return measurement

@@ -16,7 +16,8 @@
    the sensor alone makes uncertain (when the updates at the edges came, resolution, noise of its
    readings), and the scatter of the windows divided by sqrt(n). Scatter known from few windows is
    itself uncertain, so it is scaled with Student's t, such that twice the standard error covers
-   95 %; kernels measured together share what their windows tell about it. It is never zero. Added
+   95 %; kernels measured together share what their windows tell about it, and a race also knows
+   what earlier kernels told (`MeasurementPlan.scatter`). It is never zero. Added
    to it: what the device may have drawn while it waited for the host between chunks. Not in it: the
    gain error of the card's sensor, which is the same for all kernels on that card.
 
@@ -34,7 +35,7 @@ from itertools import pairwise
 from statistics import fmean, stdev
 
 from tvm_energy.errors import MeasurementError, MeasurementTooShort, TvmEnergyError
-from tvm_energy.measurement import EnergyMeasurement, MeasurementPlan
+from tvm_energy.measurement import EnergyMeasurement, MeasurementPlan, WindowScatter
 from tvm_energy.meters.base import DeviceState, Load, PowerMeter, Reading
 from tvm_energy.meters.window import (
     BusyDevice,
@@ -67,9 +68,6 @@ _MAX_CALIBRATION_LAUNCHES = 1 << 20
 
 #: An idle device needs seconds to come down after a kernel (cuda-samples#74: 50 W instead of 25 W).
 _IDLE_SETTLE_S = 15.0
-
-#: Student's t, two-sided 95 %, for 1, 2, ... degrees of freedom.
-_STUDENT_T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 
 _IDLE_NAME = "gpu_idle"
 _THERMAL = ("thermal", "hw_slowdown", "power_brake")
@@ -165,7 +163,7 @@ def _measure_all(
     if plan.net_of_idle and idle_power_w is None:
         idle_power_w = measure_idle_power(meter, max(1.0, plan.window_s))
     subtract_w = idle_power_w if plan.net_of_idle else None
-    scatter = _Scatter()
+    scatter = _Scatter(plan.scatter)
     turns = [_Turns(load, meter, plan, scatter, alone=len(loads) == 1) for load in loads]
     for turn in turns:
         turn.prepare()
@@ -330,6 +328,7 @@ class _Turns:
             device_s=self._spent_s,
             quality=self._quality(stderr_j / energy_j, clocks, idle_share),
             simulated=info.simulated,
+            window_scatter=_relative_stdev(_energies_a_launch(windows)),
         )
 
     def _energy_a_launch(self) -> tuple[float, float]:
@@ -466,24 +465,23 @@ def _energies_a_launch(windows: Sequence[Window]) -> list[float]:
 
 
 class _Scatter:
-    """How much windows of one kernel differ, relative to their mean, pooled over kernels."""
+    """How windows scatter, as the kernels measured together tell and what is known from before."""
 
-    def __init__(self) -> None:
-        self._squares: dict[object, float] = {}
-        self._freedom: dict[object, int] = {}
+    def __init__(self, before: WindowScatter) -> None:
+        self._before = before
+        self._kernels: dict[object, WindowScatter] = {}
 
     def update(self, kernel: object, energies: Sequence[float]) -> None:
         """Take note of all windows of a kernel so far."""
-        if len(energies) > 1:
-            self._freedom[kernel] = len(energies) - 1
-            relative = stdev(energies) / fmean(energies)
-            self._squares[kernel] = relative**2 * self._freedom[kernel]
+        relative = _relative_stdev(energies)
+        if relative is not None:
+            freedom = len(energies) - 1
+            self._kernels[kernel] = WindowScatter(freedom * relative**2, freedom)
 
     def of_one_window(self) -> float:
-        """Relative standard deviation of a window, scaled for the little that is known; 0 if nothing."""
-        freedom = sum(self._freedom.values())
-        if freedom == 0:
-            return 0.0
-        known = freedom <= len(_STUDENT_T)
-        student_t = _STUDENT_T[freedom - 1] if known else 1.96 + 2.5 / freedom
-        return 0.5 * student_t * math.sqrt(sum(self._squares.values()) / freedom)
+        """See `WindowScatter.of_one_window`."""
+        return sum(self._kernels.values(), start=self._before).of_one_window()
+
+
+def _relative_stdev(energies: Sequence[float]) -> float | None:
+    return stdev(energies) / fmean(energies) if len(energies) > 1 else None

@@ -38,7 +38,12 @@ from tvm_energy.clock_choice import (
     points_by_workload,
 )
 from tvm_energy.energy_model.base import KernelModel, Sample
-from tvm_energy.measurement import EnergyMeasurement, MeasurementPlan
+from tvm_energy.measurement import (
+    NO_SCATTER,
+    EnergyMeasurement,
+    MeasurementPlan,
+    WindowScatter,
+)
 from tvm_energy.objective import Objective
 from tvm_energy.policy import (
     Feedback,
@@ -102,15 +107,17 @@ class Order:
         races: the measurement may end as soon as it is clear on which side of `rival_j` it falls.
         rival_j: joules a launch with which the candidate would be as good as the best measured kernel;
             None while there is none.
+        scatter: what is known of how windows scatter.
     """
 
     index: int
     races: bool = False
     rival_j: float | None = None
+    scatter: WindowScatter = NO_SCATTER
 
     def plan(self, plan: MeasurementPlan) -> MeasurementPlan:
         """How this candidate is measured where others are measured by `plan`."""
-        return plan.race(self.rival_j) if self.races else plan
+        return plan.race(self.rival_j, self.scatter) if self.races else plan
 
 
 #: Measures candidates, in that order; yields one outcome each: a measurement or the reason why there
@@ -185,6 +192,7 @@ class Session:
         self._choice_seed = int(self._rng.integers(2**63))
         self._tasks: dict[str, _Task] = {}
         self._choices: dict[str, Choice] | None = None
+        self._scatter = NO_SCATTER
 
     # -- tasks ---------------------------------------------------------------------------------
 
@@ -212,6 +220,8 @@ class Session:
             task.kernels.update(kernels)
             task.best_latency_s = min(kernel.latency_s for kernel in kernels.values())
         for record in records:
+            if isinstance(record, CandidateRecord) and record.measured:
+                self._scatter += record.measured.scatter
             if isinstance(record, TaskRecord):
                 self._task(record.workload).weight = record.weight
             elif isinstance(record, RoundRecord):
@@ -339,12 +349,14 @@ class Session:
                     index=batch[gated[index]][0],
                     races=self.policy.races,
                     rival_j=self._rival_j(task, float(latency_s[index]), gate.best_cost),
+                    scatter=self._scatter,
                 )
                 for index in chosen
             ]
             for index, outcome in zip(chosen, measure(orders) if orders else (), strict=False):
                 if isinstance(outcome, EnergyMeasurement):
                     measured[keys[index]] = outcome
+                    self._scatter += outcome.scatter
                 else:
                     failed[keys[index]] = outcome
             if tried == measured.keys() | failed.keys():
