@@ -301,8 +301,8 @@ def found(
             for row, value in enumerate(pool.latency_s[:, -1])
         ]
 
-        def measure(orders: Sequence[Order], name: str = pool.name) -> Iterator[EnergyMeasurement]:
-            return (measured(name, str(order.index), MeasurementPlan()) for order in orders)
+        def measure(order: Order, name: str = pool.name) -> EnergyMeasurement:
+            return measured(name, str(order.index), MeasurementPlan())
 
         session.run_round(pool.name, candidates, measure)
         keys = session.finalists(pool.name, FINALISTS)

@@ -200,6 +200,10 @@ def _timeline(name: str) -> PowerTimeline:
     return timeline
 
 
+#: Protocols that are played with a counter only; ``tvm_energy_power`` is the first without one.
+_NEED_COUNTER = ("before_after", "tvm_energy", "tvm_energy_race")
+
+
 def _starts(trace: Trace) -> Iterator[float]:
     start_s = 0.0
     while start_s + BUDGET_S < trace.load_ends_s:
@@ -208,7 +212,7 @@ def _starts(trace: Trace) -> Iterator[float]:
 
 
 def bench(
-    protocols: dict[str, tuple[Callable[..., Any], str | None]],
+    protocols: dict[str, tuple[Callable[[], Callable[..., Any]], str | None]],
     new_score: Callable[[], Any],
     open_meter: Callable[..., Any],
     report: Callable[[str, str, dict[str, Any]], None],
@@ -225,11 +229,12 @@ def bench(
         for recorded in (True, False):
             place = f"{name} {'recorded' if recorded else 'real power'}"
             found[place] = {"gain": round(gain, 4) if recorded else 1.0}
-            for title, (protocol, kind) in protocols.items():
+            for title, (new_protocol, kind) in protocols.items():
+                protocol = new_protocol()
                 score, corrected, meanwhile = new_score(), new_score(), new_score()
                 for seed, start_s in enumerate(_starts(trace)):
                     card = ReplayCard(trace, sensor, recorded, seed)
-                    if not card.has_counter and title in ("before_after", "tvm_energy"):
+                    if not card.has_counter and title in _NEED_COUNTER:
                         continue
                     meter = open_meter(card.nvml, kind)
                     card.clock.advance_to(start_s)

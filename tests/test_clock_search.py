@@ -136,7 +136,7 @@ def finished(
                 )
                 for key in kernels
             ],
-            lambda orders: iter(()),
+            lambda order: "not measured",
         )
         session.record_finals(
             workload, {key: device.result(workload, key, None) for key in kernels}

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -101,10 +101,10 @@ def play(session: Session, workload: str, name: str, rng: np.random.Generator) -
         for i, row in enumerate(features)
     ]
 
-    def measure(orders: Sequence[Order]) -> Iterator[EnergyMeasurement | str]:
-        for i in (order.index for order in orders):
-            latency_s, power_w = map(float, features[i])
-            yield "energy: crashed" if i == 7 else measurement(latency_s * power_w, latency_s)
+    def measure(order: Order) -> EnergyMeasurement | str:
+        latency_s, power_w = map(float, features[order.index])
+        crashed = order.index == 7
+        return "energy: crashed" if crashed else measurement(latency_s * power_w, latency_s)
 
     session.run_round(workload, batch, measure)
 

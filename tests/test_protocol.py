@@ -9,7 +9,13 @@ import pytest
 from virtual_gpu import TRUE_SENSOR, BlockingLoad, ScriptedMeter, VirtualGpu, VirtualLoad
 
 from tvm_energy.errors import MeasurementError, MeasurementTooShort, MeterUnavailable
-from tvm_energy.measurement import FINALIST_PLAN, EnergyMeasurement, MeasurementPlan
+from tvm_energy.measurement import (
+    FINALIST_PLAN,
+    NO_SCATTER,
+    EnergyMeasurement,
+    MeasurementPlan,
+    WindowScatter,
+)
 from tvm_energy.meters.base import Load, PowerMeter
 from tvm_energy.meters.nvml import NvmlMeter, open_nvml_meter
 from tvm_energy.protocol import measure, measure_idle_power, measure_interleaved
@@ -567,7 +573,8 @@ def test_a_race_ends_early_only_when_it_is_clear() -> None:
 
 
 def test_the_rival_is_no_part_of_how_a_run_measures() -> None:
-    assert dataclasses.replace(PLAN, rival_j=1.0).to_json() == PLAN.to_json()
+    racing = dataclasses.replace(PLAN, rival_j=1.0, scatter=WindowScatter(1e-4, 9))
+    assert racing.to_json() == PLAN.to_json()
     assert "window_s" in PLAN.to_json()
 
 
@@ -580,3 +587,68 @@ def test_a_race_is_content_with_less() -> None:
     assert not MeasurementPlan().race(0.95).enough(2, 1.0, 0.03)
     coarser = MeasurementPlan(min_windows=1, target_relative_stderr=0.1).race(None)
     assert (coarser.min_windows, coarser.target_relative_stderr) == (1, 0.1)
+
+
+def test_scatter_is_pooled_over_kernels() -> None:
+    """By hand: windows of 99 and 101 J scatter by sqrt(2) %, of 98, 100 and 102 J by 2 %."""
+    pooled = WindowScatter(2e-4, 1) + WindowScatter(2 * 4e-4, 2)
+    assert pooled == WindowScatter(1e-3, 3)
+    # Student's t of 3 degrees of freedom is 3.182; twice the value covers 95 %.
+    assert pooled.of_one_window() == pytest.approx(0.5 * 3.182 * math.sqrt(1e-3 / 3))
+    many = WindowScatter(4e-4 * 10_000, 10_000)
+    assert many.of_one_window() == pytest.approx(0.02 * 0.98, rel=1e-3)
+    assert NO_SCATTER.of_one_window() == 0.0
+    assert [WindowScatter(1e-4, freedom).known for freedom in (0, 4, 5)] == [False, False, True]
+
+
+def test_a_measurement_tells_how_its_windows_scatter() -> None:
+    gpu, meter = rig(dataclasses.replace(TRUE_SENSOR, noise_w=5.0))
+    plan = dataclasses.replace(PLAN, min_windows=8, max_windows=8)
+    result = measure(gpu.load(LATENCY_S, POWER_W), meter, plan)
+    assert result.window_scatter is not None
+    assert result.scatter.freedom == 7
+    assert result.scatter.squares == pytest.approx(7 * result.window_scatter**2)
+    # All of the standard error comes from it here, scaled for 7 degrees of freedom.
+    expected = 0.5 * 2.365 * result.window_scatter / math.sqrt(8)
+    assert result.relative_stderr == pytest.approx(expected, rel=0.05)
+    one = measure(
+        gpu.load(LATENCY_S, POWER_W), meter, dataclasses.replace(plan, max_windows=1, min_windows=1)
+    )
+    assert (one.window_scatter, one.scatter) == (None, NO_SCATTER)
+
+
+@pytest.mark.parametrize("value", [-0.1, math.inf, math.nan])
+def test_a_scatter_that_cannot_be_is_refused(value: float) -> None:
+    gpu, meter = rig()
+    good = measure(gpu.load(LATENCY_S, POWER_W), meter, PLAN).to_json()
+    assert EnergyMeasurement.from_json(good).to_json() == good
+    with pytest.raises(ValueError, match="window_scatter"):
+        EnergyMeasurement.from_json({**good, "window_scatter": value})
+
+
+def test_one_window_is_enough_for_a_race_once_the_scatter_is_known() -> None:
+    noisy = dataclasses.replace(TRUE_SENSOR, noise_w=2.0)
+
+    def race(
+        scatter: WindowScatter, rival: float | None = None, seed: int = 0
+    ) -> EnergyMeasurement:
+        gpu, meter = rig(noisy, seed=seed)
+        return measure(gpu.load(LATENCY_S, POWER_W), meter, PLAN.race(rival, scatter))
+
+    told = NO_SCATTER
+    for seed in range(5):
+        told += race(NO_SCATTER, seed=seed).scatter
+    assert told.known
+    first = race(NO_SCATTER)
+    one = race(told)
+    assert first.windows >= 2
+    assert one.windows == 1
+    assert one.device_s < first.device_s - 0.9 * PLAN.window_s
+    # Its standard error is what the others told, and it holds: two of it cover 95 %.
+    assert one.relative_stderr == pytest.approx(told.of_one_window(), rel=0.2)
+    errors = [race(told, seed=seed) for seed in range(40)]
+    held = sum(abs(e.energy_j - TRUTH_J) < 2 * e.stderr_j for e in errors)
+    assert held >= 34
+    # Windows that scatter by 5 %: one does not tell this kernel from a rival that is 2 % off.
+    assert race(WindowScatter(10 * 0.05**2, 10), 1.02 * TRUTH_J).windows > 1
+    assert race(WindowScatter(10 * 0.05**2, 10), 1.5 * TRUTH_J).windows == 1

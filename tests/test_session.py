@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +9,7 @@ import pytest
 from scipy.stats import spearmanr
 
 from tvm_energy.energy_model.xgb import XgbKernelModel
-from tvm_energy.measurement import EnergyMeasurement, MeasurementPlan
+from tvm_energy.measurement import EnergyMeasurement, MeasurementPlan, WindowScatter
 from tvm_energy.objective import parse_objective
 from tvm_energy.policy import Fixed, Gate, PolicyState, parse_policy
 from tvm_energy.records import (
@@ -39,6 +39,7 @@ class Kernels:
         self.measured: list[str] = []
         self.broken: set[str] = set()
         self.orders: list[Order] = []
+        self.window_scatter: float | None = None
 
     def latency_s(self, key: str) -> float:
         x = self.features[key]
@@ -80,15 +81,15 @@ class Kernels:
             scope="gpu",
             device_s=3.0,
             simulated=True,
+            window_scatter=self.window_scatter,
         )
 
     def measurer(self, batch: Sequence[Candidate]):
-        def measure(orders: Sequence[Order]) -> Iterator[EnergyMeasurement | str]:
-            for order in orders:
-                key = batch[order.index].key
-                self.orders.append(order)
-                self.measured.append(key)
-                yield "the kernel crashed" if key in self.broken else self.measurement(key)
+        def measure(order: Order) -> EnergyMeasurement | str:
+            key = batch[order.index].key
+            self.orders.append(order)
+            self.measured.append(key)
+            return "the kernel crashed" if key in self.broken else self.measurement(key)
 
         return measure
 
@@ -452,3 +453,27 @@ def test_an_order_that_races_is_measured_as_a_race() -> None:
     assert Order(index=0, rival_j=0.2).plan(plan) == plan
     assert Order(index=0, races=True, rival_j=0.2).plan(plan) == plan.race(0.2)
     assert Order(index=0, races=True).plan(plan) == plan.race(None) != plan
+    known = WindowScatter(0.001, 20)
+    assert Order(index=0, races=True, scatter=known).plan(plan) == plan.race(None, known)
+    assert Order(index=0, scatter=known).plan(plan) == replace(plan, scatter=known)
+
+
+def test_what_windows_told_is_pooled_over_kernels_tasks_and_runs(tmp_path: Path) -> None:
+    device = Kernels()
+    device.window_scatter = 0.01
+    with RecordLog(tmp_path) as log:
+        log.append(header())
+        session = make_session(log, policy="gain")
+        play(session, device, 2)
+        session.record_finals(TASK, {"k0": replace(device.measurement("k0"), windows=9)})
+    told = [order.scatter for order in device.orders]
+    # Two windows a kernel: a degree of freedom each.
+    assert [scatter.freedom for scatter in told] == list(range(len(told)))
+    assert told[-1].squares == pytest.approx(1e-4 * told[-1].freedom)
+    known = told[-1].freedom + 1
+    again = make_session(policy="gain")
+    again.restore(read_records(tmp_path / FILE_NAME))
+    batch = device.batch(32)
+    again.run_round("other", batch, device.measurer(batch))
+    # Not the finals: their windows are longer.
+    assert device.orders[len(told)].scatter.freedom == known

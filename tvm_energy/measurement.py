@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-#: Degrees of freedom from which on the scatter of windows is known well enough to do without a second one.
-_KNOWN_FREEDOM = 10
+#: Degrees of freedom from which on a race does without a second window. That they are few is in Student's t.
+_KNOWN_FREEDOM = 5
 
 #: Student's t, two-sided 95 %, for 1, 2, ... degrees of freedom.
 _STUDENT_T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
@@ -73,8 +73,8 @@ class MeasurementPlan:
         seed: seed of the random data in the argument buffers.
         rival_j: joules a launch of the kernel to beat: the measurement ends as soon as it is clear on
             which side of it this kernel falls (`enough`). None measures to the target.
-        scatter: what earlier kernels told of how windows scatter; a race in which it is known may end
-            after one window.
+        scatter: what earlier kernels told of how windows scatter. What is known is not scaled for the
+            few windows of this kernel alone; a race may then end after one.
     """
 
     warmup_s: float = 0.5

@@ -352,12 +352,11 @@ class _Player:
         ]
         missing = 0
 
-        def measure(orders: Sequence[Order]) -> Iterator[EnergyMeasurement | str]:
+        def measure(order: Order) -> EnergyMeasurement | str:
             nonlocal missing
-            for order in orders:
-                record = batch[order.index]
-                missing += record.measured is None and record.error is None
-                yield record.measured or record.error or "its energy is not in the log"
+            record = batch[order.index]
+            missing += record.measured is None and record.error is None
+            return record.measured or record.error or "its energy is not in the log"
 
         workload = batch[0].workload
         record = self.session.run_round(workload, candidates, measure)

@@ -23,7 +23,7 @@ from __future__ import annotations
 import logging
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -117,12 +117,13 @@ class Order:
 
     def plan(self, plan: MeasurementPlan) -> MeasurementPlan:
         """How this candidate is measured where others are measured by `plan`."""
-        return plan.race(self.rival_j, self.scatter) if self.races else plan
+        if self.races:
+            return plan.race(self.rival_j, self.scatter)
+        return replace(plan, scatter=self.scatter)
 
 
-#: Measures candidates, in that order; yields one outcome each: a measurement or the reason why there
-#: is none.
-Measure = Callable[[Sequence[Order]], Iterator["EnergyMeasurement | str"]]
+#: Measures one candidate: a measurement, or the reason why there is none.
+Measure = Callable[[Order], "EnergyMeasurement | str"]
 
 
 @dataclass
@@ -248,7 +249,7 @@ class Session:
         Args:
             workload: hash of the task's workload.
             candidates: the batch.
-            measure: measures chosen candidates.
+            measure: measures a chosen candidate.
         """
         task = self._task(workload)
         self._choices = None
@@ -344,16 +345,15 @@ class Session:
             choice = dict.fromkeys(self.policy.choose(state, gate, rng))
             chosen = [index for index in choice if keys[index] not in tried]
             asked += [keys[index] for index in chosen]
-            orders = [
-                Order(
-                    index=batch[gated[index]][0],
-                    races=self.policy.races,
-                    rival_j=self._rival_j(task, float(latency_s[index]), gate.best_cost),
-                    scatter=self._scatter,
+            for index in chosen:
+                outcome = measure(
+                    Order(
+                        index=batch[gated[index]][0],
+                        races=self.policy.races,
+                        rival_j=self._rival_j(task, float(latency_s[index]), gate.best_cost),
+                        scatter=self._scatter,
+                    )
                 )
-                for index in chosen
-            ]
-            for index, outcome in zip(chosen, measure(orders) if orders else (), strict=False):
                 if isinstance(outcome, EnergyMeasurement):
                     measured[keys[index]] = outcome
                     self._scatter += outcome.scatter

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from tvm_energy.ansor.compat import load_auto_scheduler
@@ -51,10 +51,9 @@ class EnergyMeasureCallback(PythonBasedMeasureCallback):
             for (_, key), result, row in zip(names, results, features, strict=True)
         ]
 
-        def measure(orders: Sequence[Order]) -> Iterator[EnergyMeasurement | str]:
-            for order in orders:
-                artifact = self._device.artifacts[names[order.index]]
-                yield self._device.measure([artifact], order.plan(self._plan))[0]
+        def measure(order: Order) -> EnergyMeasurement | str:
+            artifact = self._device.artifacts[names[order.index]]
+            return self._device.measure([artifact], order.plan(self._plan))[0]
 
         self._session.run_round(workload, batch, measure)
         self._device.forget()

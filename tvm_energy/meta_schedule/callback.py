@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tvm.ir.utils import derived_object
@@ -63,13 +62,12 @@ class _Core:
             for candidate, build, run, row in zip(candidates, builds, runs, features, strict=True)
         ]
 
-        def measure(orders: Sequence[Order]) -> Iterator[EnergyMeasurement | str]:
-            for order in orders:
-                artifact = Artifact(
-                    path=str(builds[order.index].artifact_path),
-                    arguments=argument_infos(candidates[order.index].args_info),
-                )
-                yield self._device.measure([artifact], order.plan(self._plan))[0]
+        def measure(order: Order) -> EnergyMeasurement | str:
+            artifact = Artifact(
+                path=str(builds[order.index].artifact_path),
+                arguments=argument_infos(candidates[order.index].args_info),
+            )
+            return self._device.measure([artifact], order.plan(self._plan))[0]
 
         self.session.run_round(workload_hash(context.mod), batch, measure)
 
