@@ -35,6 +35,7 @@ from typing import Any
 
 from tvm_energy.errors import TvmEnergyError
 from tvm_energy.progress import SilentProgress
+from tvm_energy.policy import DEFAULT_POLICY
 from tvm_energy.records import FILE_NAME, CandidateRecord, FinalRecord, RoundRecord, read_records
 
 # BERT-base (sequence 128 and 384), ResNet-50 (batch 1), LLaMA-7B (one token, 128 tokens).
@@ -71,7 +72,7 @@ def main() -> None:
         help="of both searches; each its own default, 32 with --quick",
     )
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--policy", default="snr")
+    parser.add_argument("--policy", default=DEFAULT_POLICY)
     parser.add_argument("--ablation", action="store_true", help="where energy enters the search")
     parser.add_argument(
         "--seeds", type=int, default=None, help="of the ablation; 3, 1 with --quick"

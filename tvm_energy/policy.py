@@ -9,7 +9,7 @@
                reconstruction, and each is an option: ``snr:threshold=3,step=0.2,start=1,floor=0.1``
 ``gain``       ours: one candidate at a time, the one with the largest expected improvement over the best
                measured kernel, until what is to be gained is not worth a measurement; a measurement ends
-               as soon as it is clear on which side of the best it falls. ``gain:least=0.002,share=0.1``
+               as soon as it is clear on which side of the best it falls. ``gain:least=0.005,share=0.05,first=8``
 
 A policy is asked again after its choice was measured, until it chooses nothing; all but ``gain`` choose
 once a round.
@@ -28,6 +28,8 @@ import numpy.typing as npt
 from tvm_energy.errors import ConfigurationError
 
 Floats = npt.NDArray[np.float64]
+
+DEFAULT_POLICY = "gain"
 
 #: Fewest pairs of measured and predicted energy that say anything about the quality of predictions.
 _MIN_PAIRS = 3
@@ -300,9 +302,9 @@ class Gain:
             evenly over latency, so that the model sees slower kernels too.
     """
 
-    least: float = 0.002
-    share: float = 0.1
-    first: int = 10
+    least: float = 0.005
+    share: float = 0.05
+    first: int = 8
 
     def __post_init__(self) -> None:
         if not (0 <= self.least < 1 and 0 < self.share <= 1 and self.first >= 1):

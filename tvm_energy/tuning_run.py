@@ -37,7 +37,6 @@ from tvm_energy.progress import Progress
 from tvm_energy.session import WARM_UP, Session
 from tvm_energy.work_dir import load
 
-DEFAULT_POLICY = "snr"
 DEFAULT_FINALISTS = 4
 
 #: The energy model as it was at the end of the run; `open_run` takes it, by ``model``, for a later one.

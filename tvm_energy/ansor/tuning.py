@@ -32,12 +32,12 @@ from tvm_energy.json_lines import repair_tail
 from tvm_energy.kernels.devices import MeterChoice
 from tvm_energy.measurement import EnergyMeasurement, MeasurementPlan
 from tvm_energy.objective import DEFAULT_OBJECTIVE
+from tvm_energy.policy import DEFAULT_POLICY
 from tvm_energy.progress import Progress, SilentProgress
 from tvm_energy.records import RoundRecord
 from tvm_energy.replay import RunSummary, summarize
 from tvm_energy.tuning_run import (
     DEFAULT_FINALISTS,
-    DEFAULT_POLICY,
     Interrupted,
     TuningRun,
     check_counts,

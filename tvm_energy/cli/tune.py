@@ -31,6 +31,7 @@ from tvm_energy.cli.guard import (
 )
 from tvm_energy.errors import ConfigurationError, WorkDirError
 from tvm_energy.objective import DEFAULT_OBJECTIVE, parse_objective
+from tvm_energy.policy import DEFAULT_POLICY
 
 if TYPE_CHECKING:
     from tvm_energy.meta_schedule.device import TuningDevice
@@ -79,9 +80,10 @@ def command(
     policy: Annotated[
         str,
         typer.Option(
-            help="Which candidates have their energy measured: snr, gain, all, none, fixed:F."
+            help="Which candidates have their energy measured: gain (those that can still change the "
+            "winner), snr (the paper's, reconstructed), all, none, fixed:F."
         ),
-    ] = "snr",
+    ] = DEFAULT_POLICY,
     trials: Annotated[
         int, typer.Option(min=1, help="Candidates to try in the whole run, all kernels together.")
     ] = 1000,

@@ -37,11 +37,11 @@ from tvm_energy.meta_schedule.search import ReservoirSearch
 from tvm_energy.meta_schedule.task_scheduler import EnergyTaskScheduler
 from tvm_energy.meta_schedule.traces import workload_hash
 from tvm_energy.objective import DEFAULT_OBJECTIVE, parse_objective
+from tvm_energy.policy import DEFAULT_POLICY
 from tvm_energy.progress import Progress, SilentProgress
 from tvm_energy.spelling import last_line
 from tvm_energy.tuning_run import (
     DEFAULT_FINALISTS,
-    DEFAULT_POLICY,
     Interrupted,
     TuningRun,
     check_counts,
