@@ -34,8 +34,8 @@ from pathlib import Path
 from typing import Any
 
 from tvm_energy.errors import TvmEnergyError
-from tvm_energy.progress import SilentProgress
 from tvm_energy.policy import DEFAULT_POLICY
+from tvm_energy.progress import SilentProgress
 from tvm_energy.records import FILE_NAME, CandidateRecord, FinalRecord, RoundRecord, read_records
 
 # BERT-base (sequence 128 and 384), ResNet-50 (batch 1), LLaMA-7B (one token, 128 tokens).
