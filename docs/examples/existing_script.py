@@ -9,12 +9,10 @@ import tvm
 from tvm.s_tir import meta_schedule as ms
 
 import tvm_energy  # (1)
-from tvm_energy.meta_schedule.tuning import evolutionary_search
 from tvm_energy.meta_schedule.workloads import parse_workload
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
 parser.add_argument("--trials", type=int, default=64)
-parser.add_argument("--population", type=int, default=128, help="smaller is quicker and finds less")
 parser.add_argument("--work-dir", default="out-existing")
 arguments = parser.parse_args()
 
@@ -29,7 +27,6 @@ with tvm_energy.options(
         arguments.work_dir,
         arguments.trials,
         num_trials_per_iter=min(16, arguments.trials),
-        strategy=evolutionary_search(arguments.population),
         **parts,  # (3)
     )
 

@@ -13,7 +13,7 @@ from tvm_energy.errors import ConfigurationError
 from tvm_energy.manifest import deployed_clock
 from tvm_energy.meta_schedule.export import export
 from tvm_energy.meta_schedule.traces import trace_key
-from tvm_energy.meta_schedule.tuning import TuningTask, evolutionary_search, normalized, run
+from tvm_energy.meta_schedule.tuning import TuningTask, normalized, run
 from tvm_energy.meta_schedule.workloads import parse_workload
 from tvm_energy.meters.nvml_clocks import open_clock_control
 from tvm_energy.records import FILE_NAME, ClockRecord, Header, Record, read_records
@@ -161,7 +161,6 @@ def test_options_measure_at_clocks_too(tmp_path: Path) -> None:
             str(tmp_path),
             8,
             num_trials_per_iter=8,
-            strategy=evolutionary_search(16),
             **parts,
         )
     assert summarize(tmp_path).clock_choice == "one"

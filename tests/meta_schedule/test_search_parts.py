@@ -18,7 +18,8 @@ from tvm.s_tir import meta_schedule as ms
 
 from tvm_energy.meta_schedule.cost_model import FeatureReader
 from tvm_energy.meta_schedule.mutation import WaitingMutator, parent_count, waiting_space
-from tvm_energy.meta_schedule.tuning import default_population, evolutionary_search
+from tvm_energy.meta_schedule.search import default_population
+from tvm_energy.meta_schedule.tuning import evolutionary_search
 
 TARGET = tvm.target.Target({"kind": "llvm", "num-cores": 2})
 

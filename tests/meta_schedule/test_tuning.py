@@ -17,6 +17,8 @@ import tvm_energy
 from tvm_energy.errors import ConfigurationError, MeterUnavailable, WorkDirError
 from tvm_energy.measurement import MeasurementPlan
 from tvm_energy.meta_schedule.device import open_device
+from tvm_energy.meta_schedule.logs import close_loggers
+from tvm_energy.meta_schedule.search import ReservoirSearch
 from tvm_energy.meta_schedule.tuning import (
     TuningTask,
     evolutionary_search,
@@ -218,16 +220,48 @@ def test_options_turn_a_stock_call_energy_aware(tmp_path: Path) -> None:
             str(tmp_path),
             8,
             num_trials_per_iter=8,
-            strategy=evolutionary_search(16),
             **parts,
         )
         with pytest.raises(WorkDirError, match="in use"):
             tvm_energy.options(target, tmp_path, device="sim:a100")
+    assert isinstance(parts["strategy"], ReservoirSearch)
+    # As every trace of MetaSchedule's, without the many that cannot run; so none of ours may fail.
+    assert all(record.error is None for record in candidates_of(tmp_path))
     assert database.query_schedule(normalized(function), target, "main") is not None
     summary = summarize(tmp_path)
     assert summary.objective == "edp"
     assert summary.tasks[0].best is not None
     assert any(isinstance(record, FinalRecord) for record in records_of(tmp_path))
+
+
+def test_options_leave_the_search_to_a_script_that_has_its_own(tmp_path: Path) -> None:
+    function = parse_workload("add:size=131072").primfunc()
+    target = tvm.target.Target("nvidia/nvidia-a100")
+    with pytest.raises(ConfigurationError, match="'reservoir' or None, got 'evolutionary'"):
+        tvm_energy.options(target, tmp_path, device="sim:a100", strategy="evolutionary")
+    close_loggers()  # stock tune_tir fails in a process where another call left its handlers
+    with tvm_energy.options(target, tmp_path, device="sim:a100", strategy=None) as parts:
+        assert "strategy" not in parts
+        ms.tune_tir(
+            function,
+            target,
+            str(tmp_path),
+            8,
+            num_trials_per_iter=8,
+            strategy=evolutionary_search(16),
+            **parts,
+        )
+    assert candidates_of(tmp_path)
+    with pytest.raises(ConfigurationError, match="population= is that of"):
+        tvm_energy.tune_tir(
+            function,
+            target,
+            tmp_path / "other",
+            8,
+            device="sim:a100",
+            population=64,
+            strategy="evolutionary",
+        )
 
 
 def test_a_task_that_cannot_be_scheduled_is_left_out(tmp_path: Path) -> None:

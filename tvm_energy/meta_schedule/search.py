@@ -46,6 +46,25 @@ _HELD = 4096
 _TRIES = 10
 
 
+def default_population(per_round: int) -> int:
+    """New candidates that the search looks at in rounds of that many trials.
+
+    MetaSchedule's population of 512 is 8 for each of its 64 trials a round. Smaller rounds keep that ratio, which
+    makes the search shorter with them; 64 at least, so that there is something to choose from.
+    """
+    return min(512, max(64, 8 * per_round))
+
+
+def check_population(population: int) -> None:
+    """Refuse a population without candidates.
+
+    Raises:
+        ConfigurationError: it is not positive.
+    """
+    if population < 1:
+        raise ConfigurationError(f"population must be at least 1, got {population}")
+
+
 @derived_object
 class ReservoirSearch(PySearchStrategy):
     """Draws valid candidates, remembers them, and lets the session choose among all; see the module's text.
@@ -54,13 +73,17 @@ class ReservoirSearch(PySearchStrategy):
 
     Args:
         session: knows what has run, and scores the rest.
-        population: new candidates a round once predictions lead: half of them drawn, half mutations.
+        population: new candidates a round once predictions lead: half of them drawn, half mutations; None for
+            `default_population`.
+
+    Raises:
+        ConfigurationError: the population is not positive.
     """
 
-    def __init__(self, session: Session, population: int) -> None:
+    def __init__(self, session: Session, population: int | None = None) -> None:
         super().__init__()
-        if population < 1:
-            raise ConfigurationError(f"population must be at least 1, got {population}")
+        if population is not None:
+            check_population(population)
         self.session = session
         self.population = population
         self._context: Any = None
@@ -93,7 +116,8 @@ class ReservoirSearch(PySearchStrategy):
         """The next batch; None when all trials are used up, or nothing new can be found."""
         assert self._reservoir is not None, "pre_tuning comes first"
         count = min(self._per_round, self._left)
-        batch = self._reservoir.batch(count, self.population) if count > 0 else []
+        population = self.population or default_population(self._per_round)
+        batch = self._reservoir.batch(count, population) if count > 0 else []
         self._left -= len(batch)
         return batch or None
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 # compat comes first: it refuses a TVM / tvm-ffi pair that would crash.
 from tvm_energy.meta_schedule.compat import import_tensor_intrinsics, tensor_intrinsics, versions
@@ -33,7 +33,7 @@ from tvm_energy.meta_schedule.device import TuningDevice, open_device
 from tvm_energy.meta_schedule.logs import close_loggers, open_loggers
 from tvm_energy.meta_schedule.mutation import parent_count, waiting_space
 from tvm_energy.meta_schedule.runner import argument_infos
-from tvm_energy.meta_schedule.search import ReservoirSearch
+from tvm_energy.meta_schedule.search import ReservoirSearch, check_population
 from tvm_energy.meta_schedule.task_scheduler import EnergyTaskScheduler
 from tvm_energy.meta_schedule.traces import workload_hash
 from tvm_energy.objective import DEFAULT_OBJECTIVE, parse_objective
@@ -121,7 +121,7 @@ def run(
             beside the features; ``none`` is the default.
         target: TVM target instead of the device's own.
         population: new candidates that the search looks at each round (`ReservoirSearch`); None for
-            `default_population`, or for the search of a ``strategy`` among `stock`.
+            `default_population`.
         progress: is told how it goes.
         stock: arguments of MetaSchedule's own ``tune_tir`` that replace what we would use:
             ``builder``, ``runner``, ``cost_model``, ``database``, ``space``, ``strategy``, ...
@@ -136,10 +136,12 @@ def run(
     check_counts(tasks, trials, trials_per_round, finalists)
     _check_clocks(clocks, clock_per_kernel, finalists, objective)
     stock = dict(stock or {})
-    if population is None and "strategy" not in stock:
-        population = default_population(trials_per_round)
-    if population is not None and population < 1:
-        raise ConfigurationError(f"population must be at least 1, got {population}")
+    if population is not None:
+        check_population(population)
+        if "strategy" in stock:
+            raise ConfigurationError(
+                "population= is that of tvm_energy's own search; leave it out, or strategy="
+            )
     with locked_work_dir(Path(work_dir)), _opened(device, target, meter) as opened:
         opened.start_workers()
         engine = _Engine.open(
@@ -156,8 +158,7 @@ def run(
             model=model,
             prior=prior,
         )
-        if population is not None:
-            stock["strategy"] = ReservoirSearch(engine.session, population)
+        stock.setdefault("strategy", ReservoirSearch(engine.session, population))
         try:
             engine.tune(tasks, trials, trials_per_round, stock)
             engine.measure_finalists(finalists)
@@ -168,15 +169,6 @@ def run(
             close_loggers()
             engine.save_model()
         return engine.database
-
-
-def default_population(per_round: int) -> int:
-    """New candidates that the search looks at in rounds of that many trials.
-
-    MetaSchedule's population of 512 is 8 for each of its 64 trials a round. Smaller rounds keep that ratio, which
-    makes the search shorter with them; 64 at least, so that there is something to choose from.
-    """
-    return min(512, max(64, 8 * per_round))
 
 
 def evolutionary_search(population: int) -> Any:
@@ -654,8 +646,12 @@ class Options(dict[str, Any]):
     directory; otherwise call `close`.
     """
 
-    def __init__(self, engine: _Engine, finalists: int, cleanup: contextlib.ExitStack) -> None:
+    def __init__(
+        self, engine: _Engine, strategy: str | None, finalists: int, cleanup: contextlib.ExitStack
+    ) -> None:
         super().__init__(engine.parts())
+        if strategy is not None:
+            self["strategy"] = ReservoirSearch(engine.session)
         self._engine = engine
         self._finalists = finalists
         self._cleanup = cleanup
@@ -698,6 +694,7 @@ def options(
     clock_per_kernel: bool = False,
     model: str | Path | None = None,
     prior: Prior = "none",
+    strategy: Literal["reservoir"] | None = "reservoir",
 ) -> Options:
     """Arguments that make a stock ``tune_tir`` or ``tune_relax`` call energy-aware.
 
@@ -710,7 +707,17 @@ def options(
         target: TVM target of the tune call.
         work_dir: of the tune call.
         objective, policy, device, meter, seed, plan, finalists, clocks, clock_per_kernel, model, prior: see `run`.
+        strategy: ``reservoir`` is tvm_energy's own search (`ReservoirSearch`); None leaves the search to the
+            stock function, or to the ``strategy`` that the script itself gives it.
+
+    Raises:
+        ConfigurationError: a wrong argument.
     """
+    if strategy not in ("reservoir", None):
+        raise ConfigurationError(
+            f"strategy must be 'reservoir' or None, got {strategy!r}; with None, give another one to the "
+            "stock function"
+        )
     _check_clocks(clocks, clock_per_kernel, finalists, objective)
     cleanup = contextlib.ExitStack()
     try:
@@ -735,7 +742,7 @@ def options(
     except BaseException:
         cleanup.close()
         raise
-    return Options(engine, finalists, cleanup)
+    return Options(engine, strategy, finalists, cleanup)
 
 
 def _primfuncs(mod: Any) -> list[tuple[Any, Any]]:
