@@ -18,6 +18,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from arguments import positive
+
 WORKLOADS = {
     "matmul": "matmul:m=128,n=768,k=768",
     "matvec": "matvec:m=3072,k=768",
@@ -30,11 +32,11 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="16 trials instead of 64")
     parser.add_argument("--json", action="store_true", help="print only the JSON object")
     parser.add_argument("--device", default="sim:a100")
-    parser.add_argument("--trials", type=int, default=None)
-    parser.add_argument("--trials-per-round", type=int, default=None)
-    parser.add_argument("--population", type=int, default=64)
+    parser.add_argument("--trials", type=positive, default=None)
+    parser.add_argument("--trials-per-round", type=positive, default=None)
+    parser.add_argument("--population", type=positive, default=64)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--seeds", type=int, default=1, help="so many seeds, from --seed on")
+    parser.add_argument("--seeds", type=positive, default=1, help="so many seeds, from --seed on")
     options = parser.parse_args()
     options.trials = options.trials or (16 if options.quick else 64)
     options.trials_per_round = options.trials_per_round or (8 if options.quick else 16)

@@ -34,6 +34,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from arguments import positive
 
 from tvm_energy.dvfs.fitting import fit_latencies, fit_powers
 from tvm_energy.dvfs.forms import CPU, CUBIC, OFFSET, Array
@@ -486,7 +487,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a part of the data sets, same keys")
     parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
     parser.add_argument("--data", type=Path, default=DATA, help="folder of tables")
-    parser.add_argument("--clocks", type=int, default=5, help="clocks that are measured")
+    parser.add_argument("--clocks", type=positive, default=5, help="clocks that are measured")
     arguments = parser.parse_args()
     if not arguments.data.is_dir():
         parser.error(f"--data {arguments.data} is not a folder")

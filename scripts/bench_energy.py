@@ -33,6 +33,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from arguments import positive
+
 from tvm_energy.errors import TvmEnergyError
 from tvm_energy.policy import DEFAULT_POLICY
 from tvm_energy.progress import SilentProgress
@@ -63,11 +65,11 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print only the JSON object")
     parser.add_argument("--devices", default="sim:a100,sim:rtx4090")
     parser.add_argument("--workloads", default=None, help="names, comma-separated")
-    parser.add_argument("--trials", type=int, default=None)
-    parser.add_argument("--trials-per-round", type=int, default=16)
+    parser.add_argument("--trials", type=positive, default=None)
+    parser.add_argument("--trials-per-round", type=positive, default=16)
     parser.add_argument(
         "--population",
-        type=int,
+        type=positive,
         default=None,
         help="of both searches; each its own default, 32 with --quick",
     )
@@ -75,7 +77,7 @@ def main() -> None:
     parser.add_argument("--policy", default=DEFAULT_POLICY)
     parser.add_argument("--ablation", action="store_true", help="where energy enters the search")
     parser.add_argument(
-        "--seeds", type=int, default=None, help="of the ablation; 3, 1 with --quick"
+        "--seeds", type=positive, default=None, help="of the ablation; 3, 1 with --quick"
     )
     options = parser.parse_args()
     trials = options.trials or (32 if options.quick else 128)

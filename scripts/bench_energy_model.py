@@ -36,6 +36,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from arguments import positive
 from candidate_pools import Kernels, generate, load, save
 from model_variants import MODELS, reread
 
@@ -71,10 +72,10 @@ def main() -> None:
     parser.add_argument(
         "--ablation", action="store_true", help="more variants, and warm starts; no timing"
     )
-    parser.add_argument("--rounds", type=int, default=None)
-    parser.add_argument("--batch", type=int, default=None, help="candidates in each round")
+    parser.add_argument("--rounds", type=positive, default=None)
+    parser.add_argument("--batch", type=positive, default=None, help="candidates in each round")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--threads", type=positive, default=1)
     parser.add_argument(
         "--pool",
         type=Path,

@@ -21,6 +21,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from arguments import positive
+
 from tvm_energy.logs.verify import Counts, verify
 from tvm_energy.measurement import EnergyMeasurement
 from tvm_energy.records import FILE_NAME, CandidateRecord, Header, RoundRecord, TaskRecord, to_json
@@ -144,7 +146,7 @@ def measure(path: Path) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--records", type=int, default=1_000_000)
+    parser.add_argument("--records", type=positive, default=1_000_000)
     parser.add_argument("--measured", type=float, default=0.4, help="part with a measured energy")
     parser.add_argument("--quick", action="store_true", help="100,000 records")
     parser.add_argument("--json", action="store_true", help="print one JSON object")

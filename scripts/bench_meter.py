@@ -44,6 +44,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import power_traces
+from arguments import positive
 
 from tvm_energy.errors import TvmEnergyError
 from tvm_energy.measurement import NO_SCATTER, MeasurementPlan
@@ -413,11 +414,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="200 runs instead of 400")
     parser.add_argument("--json", action="store_true", help="print only the JSON line")
-    parser.add_argument("--runs", type=int, help="runs of each protocol on each sensor")
+    parser.add_argument("--runs", type=positive, help="runs of each protocol on each sensor")
     arguments = parser.parse_args()
     runs = (200 if arguments.quick else 400) if arguments.runs is None else arguments.runs
-    if runs < 1:
-        parser.error(f"--runs must be positive, got {runs}")
     out = sys.stdout
     if arguments.json:
         sys.stdout = sys.stderr  # the table is for people

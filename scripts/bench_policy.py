@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from arguments import positive
 from candidate_pools import Kernels, load
 from model_variants import MODELS, reread
 
@@ -101,7 +102,7 @@ def main() -> None:
     parser.add_argument(
         "--devices", default=None, help="some of them, comma-separated: sim:a100,h200"
     )
-    parser.add_argument("--seeds", type=int, default=None)
+    parser.add_argument("--seeds", type=positive, default=None)
     parser.add_argument("--plot", type=Path, help="file for regret over measuring time")
     parser.add_argument(
         "--ablation", action="store_true", help="variants of the energy model instead"

@@ -18,6 +18,7 @@ import threading
 import time
 
 import psutil
+from arguments import positive
 
 #: Seconds that stock's builder and runner may take for one candidate.
 STOCK_TIMEOUT_S = 300.0
@@ -27,7 +28,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument("--quick", action="store_true", help="16 trials instead of 64")
     parser.add_argument("--json", action="store_true", help="print only the JSON object")
-    parser.add_argument("--trials", type=int, default=None)
+    parser.add_argument("--trials", type=positive, default=None)
     parser.add_argument(
         "--engine",
         choices=list(ENGINES),
@@ -35,7 +36,7 @@ def main() -> None:
         help="ansor: run this with the Python of scripts/ansor-environment",
     )
     parser.add_argument(
-        "--population", type=int, help="search as MetaSchedule does, with this population"
+        "--population", type=positive, help="search as MetaSchedule does, with this population"
     )
     parser.add_argument("--worker", choices=["stock", "ours"], help=argparse.SUPPRESS)
     options = parser.parse_args()
