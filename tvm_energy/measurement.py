@@ -157,7 +157,7 @@ _RACE_STDERR = 0.02
 
 #: Finalists: longer windows, and at least three of them, interleaved ABAB.
 FINALIST_PLAN = MeasurementPlan(
-    window_s=2.0, min_windows=3, max_windows=5, target_relative_stderr=0.005, budget_s=20.0
+    window_s=1.0, min_windows=3, max_windows=10, target_relative_stderr=0.005, budget_s=20.0
 )
 
 
