@@ -16,8 +16,8 @@
    the sensor alone makes uncertain (when the updates at the edges came, resolution, noise of its
    readings), and the scatter of the windows divided by sqrt(n). Scatter known from few windows is
    itself uncertain, so it is scaled with Student's t, such that twice the standard error covers
-   95 %; kernels measured together share what their windows tell about it, and a race also knows
-   what earlier kernels told (`MeasurementPlan.scatter`). It is never zero. Added
+   95 %; kernels measured together share what their windows tell about it, and know what earlier
+   kernels of the run told (`MeasurementPlan.scatter`). It is never zero. Added
    to it: what the device may have drawn while it waited for the host between chunks. Not in it: the
    gain error of the card's sensor, which is the same for all kernels on that card.
 
