@@ -15,7 +15,7 @@ With ``--ablation`` instead: a network of the workloads, each with a weight, tun
 one or all of the places where energy enters the search: the cost model's score, the choice of parents, the task
 scheduler (for which MetaSchedule's own stands). Measuring, ranking and finalists stay as they are. For each
 device and each of these runs, over seeds: ``energy_ratio`` and ``latency_ratio`` (geometric means) of the network to
-that with energy in all three places, and ``energy_ratios`` of the single seeds.
+that with energy in both places, and ``energy_ratios`` of the single seeds.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +56,7 @@ QUICK = ("bert-qkv", "bert-mv", "resnet-1x1")
 
 #: How often the network of the ablation calls its kernels: about a BERT-base layer's share and a ResNet stage's.
 NETWORK = {"bert-qkv": 48, "bert-mv": 12, "resnet-1x1": 3, "resnet-14": 6}
-PLACES = ("score", "parents", "scheduler")
+PLACES = ("score", "scheduler")
 
 
 def main() -> None:
@@ -149,7 +149,7 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def ablation(device: str, settings: Settings, seeds: int, quiet: bool) -> dict[str, Any]:
-    """The network with latency in one or all places, against energy in all three; simulated."""
+    """The network with latency in one or all places, against energy in all; simulated."""
     variants = {
         "all": (),
         **{f"without {place}": (place,) for place in PLACES},
@@ -201,7 +201,6 @@ def tune_network(spec: str, settings: Settings, by_latency: Sequence[str]) -> Ne
     """Tune the four kernels as one network."""
     from tvm.s_tir import meta_schedule as ms
 
-    from tvm_energy.meta_schedule import database as databases
     from tvm_energy.meta_schedule.device import open_device
     from tvm_energy.meta_schedule.tuning import TuningTask, run
     from tvm_energy.meta_schedule.workloads import parse_workload
@@ -213,9 +212,7 @@ def tune_network(spec: str, settings: Settings, by_latency: Sequence[str]) -> Ne
         stock["task_scheduler"] = ms.task_scheduler.GradientBased(seed=settings.seed)
     with contextlib.ExitStack() as stack:
         if "score" in by_latency:
-            stack.enter_context(latency_in(Session, "scores", lambda session: session))
-        if "parents" in by_latency:
-            stack.enter_context(latency_in(databases._Core, "top_k", lambda core: core.session))
+            stack.enter_context(latency_in(Session, "scores"))
         device = stack.enter_context(contextlib.closing(open_device(spec)))
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         database = run(
@@ -242,25 +239,24 @@ def tune_network(spec: str, settings: Settings, by_latency: Sequence[str]) -> Ne
 
 
 @contextlib.contextmanager
-def latency_in(owner: type, name: str, session_of: Callable[[Any], Any]) -> Iterator[None]:
-    """While it is entered, one method ranks by latency, whatever the session's objective."""
+def latency_in(session_type: type, name: str) -> Iterator[None]:
+    """While it is entered, one method of sessions ranks by latency, whatever their objective."""
     from tvm_energy.objective import Latency
 
-    original = getattr(owner, name)
+    original = getattr(session_type, name)
 
-    def by_latency(self: Any, *arguments: Any) -> Any:
-        session = session_of(self)
+    def by_latency(session: Any, *arguments: Any) -> Any:
         objective, session.objective = session.objective, Latency()
         try:
-            return original(self, *arguments)
+            return original(session, *arguments)
         finally:
             session.objective = objective
 
-    setattr(owner, name, by_latency)
+    setattr(session_type, name, by_latency)
     try:
         yield
     finally:
-        setattr(owner, name, original)
+        setattr(session_type, name, original)
 
 
 def geomean(values: list[float]) -> float:

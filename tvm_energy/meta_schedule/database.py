@@ -1,12 +1,10 @@
 """A database that ranks by the objective and stores in the stock format.
 
-Records go to a stock database unchanged, seconds in ``run_secs``; stock TVM reads its files. Two
-questions are answered by energy instead of latency:
-
-* ``get_top_k``, which gives the search its parents: kernels in the order of the objective, by
-  measured energy where there is one, else by the model's prediction;
-* ``query_tuning_record`` (and with it ``query_schedule``, ``query_ir_module``), which deployment asks:
-  the chosen kernel, always a measured one.
+Records go to a stock database unchanged, seconds in ``run_secs``; stock TVM reads its files. What deployment
+asks, ``query_tuning_record`` (and with it ``query_schedule``, ``query_ir_module``), is answered by energy instead of
+latency: the chosen kernel, always a measured one. ``get_top_k``, which gives the search its parents, stays
+what it is, the fastest: the order of the objective there made no difference that could be shown
+(``docs/results.md``).
 """
 
 from __future__ import annotations
@@ -18,9 +16,6 @@ from tvm.s_tir.meta_schedule.database import PyDatabase
 
 from tvm_energy.meta_schedule.traces import trace_key, workload_hash
 from tvm_energy.session import Session
-
-# MetaSchedule writes this number for kernels that failed.
-_FAILED_S = 1e9
 
 
 @derived_object
@@ -49,8 +44,8 @@ class ObjectiveDatabase(PyDatabase):
         self.core.commit(record)
 
     def get_top_k(self, workload: Any, top_k: int) -> list[Any]:
-        """Parents for the search, best first by the objective."""
-        return self.core.top_k(workload, int(top_k))
+        """See ``Database.get_top_k``: the fastest kernels."""
+        return self.core.inner.get_top_k(workload, int(top_k))
 
     def get_all_tuning_records(self) -> list[Any]:
         """See ``Database.get_all_tuning_records``."""
@@ -85,16 +80,6 @@ class _Core:
         if self._index(record):
             self.inner.commit_tuning_record(record)
 
-    def top_k(self, workload: Any, top_k: int) -> list[Any]:
-        name = workload_hash(workload.mod)
-        records = {
-            key: record
-            for key, record in self.records.get(name, {}).items()
-            if _mean_s(record) < _FAILED_S
-        }
-        seconds = {key: _mean_s(record) for key, record in records.items()}
-        return [records[key] for key in self.session.parents(name, seconds)[:top_k]]
-
     def winner(self, mod: Any) -> Any:
         name = workload_hash(mod)
         choice = self.session.choice(name)
@@ -103,8 +88,3 @@ class _Core:
     def record(self, workload: str, key: str) -> Any:
         """The stock record of a kernel, or None."""
         return self.records.get(workload, {}).get(key)
-
-
-def _mean_s(record: Any) -> float:
-    values = [float(value) for value in record.run_secs or ()]
-    return sum(values) / len(values) if values else float("inf")

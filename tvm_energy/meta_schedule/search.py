@@ -7,7 +7,7 @@ drops. Here
 * tile sizes are drawn among those that can run (`tilings`), so that nearly every trace that is applied is valid;
 * a candidate that has once been drawn and described by its features stays, and is judged again each round by
   what the model has learned since: the choice is among all that were ever seen;
-* parents are the best measured kernels, in the order of the objective, and the best predicted ones.
+* parents are the fastest kernels and the best predicted ones.
 
 Design spaces, mutators and postprocessors are TVM's own; the search is ours.
 """
@@ -259,7 +259,7 @@ class _Reservoir:
         return self._new(traces)
 
     def _parents(self, count: int) -> list[Any]:
-        """Traces of the best measured kernels and of the best predicted ones, in turn."""
+        """Traces of the fastest kernels and of the best predicted ones, in turn."""
         known = [record.trace for record in self._database.get_top_k(self._row, count // 2)]
         best = [self._held[name].trace for name in self._ranked()[: count - len(known)]]
         pairs = chain.from_iterable(zip_longest(known, best))
