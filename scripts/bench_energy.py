@@ -12,7 +12,7 @@ would have chosen when as much of that time had passed as stock took, without fi
 included / time of stock's search), ``workloads``.
 
 With ``--ablation`` instead: a network of the workloads, each with a weight, tuned with latency instead of energy in
-one or all of the places where energy enters the search: the cost model's score, the choice of parents, the task
+one or both of the places where energy enters the search: the cost model's score and the task
 scheduler (for which MetaSchedule's own stands). Measuring, ranking and finalists stay as they are. For each
 device and each of these runs, over seeds: ``energy_ratio`` and ``latency_ratio`` (geometric means) of the network to
 that with energy in both places, and ``energy_ratios`` of the single seeds.
