@@ -295,7 +295,7 @@ class _Turns:
         launches = sum(window.launches for window in windows)
         seconds = sum(window.seconds for window in windows)
         latency_s = sum(window.latency_s * window.launches for window in windows) / launches
-        idle_share = fmean(window.idle_share for window in windows)
+        idle_share = sum(window.idle_share * window.seconds for window in windows) / seconds
         timed = all(window.busy_s is not None for window in windows)
         if idle_power_w is not None:
             energy_j -= idle_power_w * latency_s

@@ -173,9 +173,10 @@ def test_the_whole_network_is_measured_under_a_meter(cpu_log: Path, tmp_path: Pa
     # Not exactly 40 W: when other programs slow some windows down, the mean of joules a launch over
     # the windows and the mean time differ.
     assert 20 < measured.power_w < 120
-    # Time is that of the device; what it waited for the host is told apart.
+    # Time is that of the device; what it waited for the host is told apart. On a busy machine clocks of
+    # host and device may disagree in a window.
     busy_s = measured.launches * measured.latency_s
-    assert busy_s == pytest.approx((1 - (measured.idle_share or 0)) * measured.window_s, rel=0.02)
+    assert busy_s == pytest.approx((1 - (measured.idle_share or 0)) * measured.window_s, rel=0.05)
 
 
 def test_outputs_are_compared_value_by_value() -> None:
