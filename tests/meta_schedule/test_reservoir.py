@@ -16,6 +16,7 @@ from tvm.s_tir.schedule.trace import Trace
 
 from tvm_energy.errors import ConfigurationError
 from tvm_energy.meta_schedule import compat
+from tvm_energy.meta_schedule import search as search_module
 from tvm_energy.meta_schedule.search import ReservoirSearch
 from tvm_energy.meta_schedule.tilings import Tiling, Tilings, _draw, _factors
 from tvm_energy.meta_schedule.traces import trace_key
@@ -196,6 +197,18 @@ def test_the_best_of_all_that_were_seen_are_chosen() -> None:
     left = [float(each.features[judge.column]) for each in reservoir._held.values()]
     chosen = sorted(float(row[judge.column]) for row in features)
     assert chosen[1] >= max(left)  # all but one that may be there by chance
+    search.post_tuning()
+
+
+def test_no_more_are_remembered_than_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search_module, "_HELD", 4)
+    monkeypatch.setattr(search_module, "_EPS_GREEDY", 1.0)  # also of those that are to be forgotten
+    context = context_of(WORKLOADS[0], GPU)
+    search = search_of(Judge(), context, ms.database.MemoryDatabase(), trials=24)
+    for _ in range(3):
+        assert len(search.generate_measure_candidates() or ()) == 8
+        assert search._reservoir is not None
+        assert len(search._reservoir._held) <= 4
     search.post_tuning()
 
 

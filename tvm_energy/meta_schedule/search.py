@@ -1,6 +1,6 @@
 """The search: TVM's design spaces and mutators, candidates that can run, and none of them forgotten.
 
-MetaSchedule's evolutionary search begins every round with a new population. On a GPU 90 to 97 % of its random
+MetaSchedule's evolutionary search begins every round with a new population. On a GPU 90 to 100 % of its random
 traces turn out not to be runnable after they have been applied and lowered, and what it does not choose it
 drops. Here
 
@@ -185,8 +185,8 @@ class _Reservoir:
         chosen, rest = ranked[: count - at_random], ranked[count - at_random :]
         chosen += [rest[index] for index in self._rng.permutation(len(rest))[:at_random]]
         schedules = [self._apply((self._held[name].trace, 1)) for name in chosen]
-        dropped = [*chosen, *rest[_HELD:]]
-        self._held = {name: each for name, each in self._held.items() if name not in set(dropped)}
+        for name in {*chosen, *rest[_HELD:]}:
+            del self._held[name]
         return [self._candidate(schedule) for schedule in schedules if schedule is not None]
 
     @staticmethod

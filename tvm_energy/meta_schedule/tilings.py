@@ -2,7 +2,7 @@
 
 MetaSchedule draws tile sizes blindly: it applies a trace, lowers the kernel, and only then finds out (in its
 postprocessor ``VerifyGPUCode``) that it has 4 threads or wants 200 KB of shared memory. Of random traces of
-CUDA's design space 3 to 10 % survive. Both figures follow from tile sizes: the threads of a block are the
+CUDA's design space at most 10 % survive. Both figures follow from tile sizes: the threads of a block are the
 product of those bound to ``threadIdx``; a buffer in shared memory covers what the block reads while the loops
 inside its place run. So they are worked out here beforehand, for thousands of draws at a time.
 
