@@ -154,7 +154,7 @@ def command(
     population: Annotated[
         int | None,
         typer.Option(
-            min=4,
+            min=1,
             help="New candidates that the search looks at each round; by default 8 times --trials-per-round, 64 to 512.",
         ),
     ] = None,
